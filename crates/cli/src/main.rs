@@ -1,0 +1,3 @@
+//! The `reshard` program.
+
+fn main() {}

@@ -1,0 +1,75 @@
+//! The plan as a value: ranks, ids and element offsets, never an address.
+
+use reshard_layout::{Bytes, Places, Rank};
+use serde::{Deserialize, Serialize};
+
+use crate::copy::Copy;
+
+/// Which holder a box is read from, where several ranks hold it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Policy {
+    /// The lowest-numbered holder.
+    Lowest,
+    /// The target rank itself if it holds the box, else the lowest-numbered holder.
+    Local,
+    /// The target rank itself if it holds the box, else the holder that sends least so far, the
+    /// lowest-numbered of these.
+    #[default]
+    Balanced,
+}
+
+/// What a plan adds up to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Pieces of the source layout.
+    pub source_pieces: u64,
+    /// Pieces of the target layout.
+    pub target_pieces: u64,
+    /// Copies after coalescing.
+    pub copies: u64,
+    /// Bytes whose source and target rank are the same.
+    pub bytes_local: Bytes,
+    /// Bytes that go from one rank to another.
+    pub bytes_sent: Bytes,
+    /// Bytes that each rank sends to others, by rank.
+    pub sent_by_rank: Vec<Bytes>,
+    /// Bytes that each rank receives from others, by rank.
+    pub received_by_rank: Vec<Bytes>,
+}
+
+/// The copies that turn what a source layout holds into what a target layout holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Version of the plan's form.
+    pub version: u32,
+    /// Fingerprint of both layouts and the policy: equal on every rank that planned from the same inputs.
+    pub fingerprint: u64,
+    /// How sources were chosen.
+    pub policy: Policy,
+    /// Storages and buffers that are read.
+    pub source: Places,
+    /// Storages and buffers that are written.
+    pub target: Places,
+    /// The copies, ordered by target buffer, target offset and source buffer.
+    pub copies: Vec<Copy>,
+    /// Names of the target's parameters, by id. For reports only.
+    pub parameter_names: Vec<String>,
+    /// What it adds up to.
+    pub statistics: Statistics,
+}
+
+impl Plan {
+    /// The rank that reads into, and writes, each copy's target.
+    #[must_use]
+    pub fn target_rank(&self, copy: &Copy) -> Rank {
+        self.target.rank_of(copy.target.buffer)
+    }
+
+    /// The rank that each copy is read from.
+    #[must_use]
+    pub fn source_rank(&self, copy: &Copy) -> Rank {
+        self.source.rank_of(copy.source.buffer)
+    }
+}
