@@ -1,0 +1,9 @@
+//! Engines: a model and a topology together, as what every rank stores.
+//!
+//! ```text
+//! ModelConfig + topology + options ─► engine ─► RankStorage of each slot
+//! ```
+
+mod deepspeed;
+
+pub use deepspeed::{DeepSpeed, Partition, State};
