@@ -139,9 +139,8 @@ impl Region {
     /// Whether two boxes share an element.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        (0..self.axes()).all(|axis| {
-            self.origin[axis].max(other.origin[axis]) < self.end(axis).min(other.end(axis))
-        })
+        (0..self.axes())
+            .all(|axis| self.origin[axis].max(other.origin[axis]) < self.end(axis).min(other.end(axis)))
     }
 
     /// Whether every element of `other` lies in this box.
