@@ -78,7 +78,7 @@ impl Geometry {
     /// A geometry of blocks in the order given. Empty blocks cover nothing and are left out; strides along
     /// axes of extent 1 say nothing and become 0, so that equal geometries compare equal.
     #[must_use]
-    pub fn new(shape: impl Into<Dims>, blocks: impl IntoIterator<Item = Block>) -> Self {
+    pub fn new(shape: impl IntoIterator<Item = u64>, blocks: impl IntoIterator<Item = Block>) -> Self {
         let mut blocks: Vec<Block> = blocks.into_iter().filter(|block| !block.region.is_empty()).collect();
         for block in &mut blocks {
             for (stride, extent) in block.strides.iter_mut().zip(block.region.extent()) {
@@ -87,7 +87,7 @@ impl Geometry {
                 }
             }
         }
-        Self { shape: shape.into(), blocks }
+        Self { shape: shape.into_iter().collect(), blocks }
     }
 
     /// The whole of a parameter, row-major from the base.

@@ -228,9 +228,14 @@ impl LayoutBuilder {
     }
 
     /// Adds a parameter. A repeated name is reported by `build`.
-    pub fn parameter(&mut self, name: &str, shape: impl Into<Dims>, dtype: DType) -> ParameterId {
+    pub fn parameter(
+        &mut self,
+        name: &str,
+        shape: impl IntoIterator<Item = u64>,
+        dtype: DType,
+    ) -> ParameterId {
         self.note_repetition(name);
-        let parameter = Parameter { name: name.to_owned(), shape: shape.into(), dtype };
+        let parameter = Parameter { name: name.to_owned(), shape: shape.into_iter().collect(), dtype };
         let (index, _) = self.parameters.insert_full(name.to_owned(), parameter);
         self.instances.resize_with(self.parameters.len(), Vec::new);
         parameter_id(index)
