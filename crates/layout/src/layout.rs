@@ -7,6 +7,7 @@
 //! ```
 
 use indexmap::{IndexMap, IndexSet};
+use serde::{Deserialize, Serialize};
 
 use crate::check;
 use crate::error::LayoutError;
@@ -61,7 +62,7 @@ pub struct Piece<'a> {
 }
 
 /// Target padding: a box of a buffer, and the value that each of its elements must hold.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
     /// Where it lies.
     pub buffer: BufferId,
@@ -181,6 +182,12 @@ impl Layout {
     #[must_use]
     pub fn world(&self) -> u32 {
         self.places.storages.iter().map(|storage| storage.rank.0 + 1).max().unwrap_or(0)
+    }
+
+    /// A hash of all that the layout says: equal for layouts that were built alike, on every machine.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        crate::fingerprint::of(self)
     }
 
     pub(crate) fn all_instances(&self) -> impl Iterator<Item = &Instance> {

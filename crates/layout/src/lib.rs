@@ -34,6 +34,7 @@
 pub mod affine;
 mod check;
 mod error;
+mod fingerprint;
 mod geometry;
 mod join;
 mod layout;
