@@ -1,1 +1,27 @@
-//! To be written.
+//! A small but real trainer of a Qwen3-style model, its rollout engine, and the gather way, for the end-to-end job.
+//!
+//! ```text
+//! config.json ─► Model ─► Trainer   TP x DP x ZeRO, bf16 weights in storages that layouts describe
+//!                     ├─► Rollout   TP-n copies, born as NaN, updated in place, generating
+//!                     └─► gather    the baseline: whole parameters by plain collectives, sliced
+//! ```
+
+mod compute;
+mod error;
+mod initial;
+mod model;
+mod random;
+mod storage;
+mod text;
+mod trainer;
+mod zero;
+
+pub use compute::Meter;
+pub use error::TrainerError;
+pub use model::{
+    AxisCut, BEGIN_OF_TEXT, Block, BlockKind, BuiltIn, Dimensions, Model, ShardedParameter, TINY, UNEVEN,
+};
+pub use storage::Storage;
+pub use text::DEFAULT_TEXT;
+pub use trainer::{Groups, Trainer, TrainerOptions};
+pub use zero::{AdamW, Stored, ZeroEngine};

@@ -1,0 +1,5 @@
+//! Tests of the trainer as other crates use it: thread ranks in one process, real collectives.
+
+mod gradients;
+mod harness;
+mod training;
