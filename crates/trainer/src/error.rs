@@ -52,24 +52,10 @@ pub enum TrainerError {
         /// What was asked for.
         dtype: DType,
     },
-    /// The memory given for a storage has another length than the storage.
-    #[error("storage {storage:?} has {expected} bytes, its memory {found}")]
-    MemoryLength {
-        /// The storage.
-        storage: String,
-        /// What it takes.
-        expected: Bytes,
-        /// What was given.
-        found: Bytes,
-    },
-    /// The runs of a parameter do not add up to this rank's shard of it.
-    #[error("parameter {parameter:?}: runs hold {found} elements of a shard of {expected}")]
-    ShardIncomplete {
-        /// The parameter.
-        parameter: String,
-        /// Elements of the shard.
-        expected: u64,
-        /// Elements in runs.
-        found: u64,
+    /// Logits are not numbers: some weight was never written.
+    #[error("the logits after {position} tokens are not numbers: some weight was never written")]
+    NotANumber {
+        /// Tokens of the text that was continued.
+        position: usize,
     },
 }

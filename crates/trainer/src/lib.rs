@@ -7,20 +7,26 @@
 //! ```
 
 mod compute;
+mod drift;
 mod error;
+mod gather;
 mod initial;
 mod model;
 mod random;
+mod rollout;
 mod storage;
 mod text;
 mod trainer;
 mod zero;
 
 pub use compute::Meter;
+pub use drift::{Drift, drifted};
 pub use error::TrainerError;
+pub use gather::{Delivery, GatherCost, Mismatch, Parties, Verification, whole_parameter};
 pub use model::{
     AxisCut, BEGIN_OF_TEXT, Block, BlockKind, BuiltIn, Dimensions, Model, ShardedParameter, TINY, UNEVEN,
 };
+pub use rollout::{Choice, RolloutEngine, spoken};
 pub use storage::Storage;
 pub use text::DEFAULT_TEXT;
 pub use trainer::{Groups, Trainer, TrainerOptions};

@@ -130,21 +130,41 @@ impl Trainer {
         Ok(loss)
     }
 
+    /// The loss of the next batch, without gradients.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn loss(&self) -> Result<f32, TrainerError> {
+        let (share, shape) = self.next_share();
+        let (mut logits, _) = self.decoder.forward(&share.inputs, shape, &self.engine)?;
+        let loss = cross_entropy(&mut logits, &share.targets, share.tokens_global);
+        self.mean_over_ranks(loss, share.tokens_global)
+    }
+
+    fn next_share(&self) -> (Share, TokenShape) {
+        let share = self.batches.share(self.steps, self.dp.position(), self.dp.ranks().len());
+        let shape = TokenShape { sequences: share.sequences, tokens: SEQUENCE_TOKENS };
+        (share, shape)
+    }
+
+    fn mean_over_ranks(&self, own_sum: f64, tokens: usize) -> Result<f32, TrainerError> {
+        let mut sum = [(own_sum / tokens as f64) as f32];
+        self.dp.all_reduce(&mut sum)?;
+        Ok(sum[0])
+    }
+
     /// The first half of [`step`](Self::step): loss and gradients of the next batch, without the update.
     ///
     /// # Errors
     /// As [`step`](Self::step).
     pub fn backward(&mut self) -> Result<f32, TrainerError> {
-        let share = self.batches.share(self.steps, self.dp.position(), self.dp.ranks().len());
-        let shape = TokenShape { sequences: share.sequences, tokens: SEQUENCE_TOKENS };
+        let (share, shape) = self.next_share();
         self.engine.begin_gradients();
         let (mut logits, inputs) = self.decoder.forward(&share.inputs, shape, &self.engine)?;
         let loss = cross_entropy(&mut logits, &share.targets, share.tokens_global);
         self.backward_blocks(&share, shape, logits, inputs)?;
         self.engine.finish_gradients()?;
-        let mut sum = [(loss / share.tokens_global as f64) as f32];
-        self.dp.all_reduce(&mut sum)?;
-        Ok(sum[0])
+        self.mean_over_ranks(loss, share.tokens_global)
     }
 
     fn backward_blocks(

@@ -46,16 +46,8 @@ impl Decoder {
         Self { model, tp, meter: Arc::new(Meter::default()) }
     }
 
-    pub(crate) fn model(&self) -> &Model {
-        &self.model
-    }
-
     pub(crate) fn meter(&self) -> &Meter {
         &self.meter
-    }
-
-    pub(crate) fn tp(&self) -> &Arc<dyn Communicator> {
-        &self.tp
     }
 
     /// Whole logits of all tokens, (sequences x tokens, vocabulary), and the input of every block after the
