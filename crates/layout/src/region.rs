@@ -68,8 +68,8 @@ impl Region {
     /// If the two have different numbers of axes, or a corner lies past 2^64: a bug of the caller, who
     /// checks outside input first.
     #[must_use]
-    pub fn new(origin: impl Into<Dims>, extent: impl Into<Dims>) -> Self {
-        let (origin, extent) = (origin.into(), extent.into());
+    pub fn new(origin: impl IntoIterator<Item = u64>, extent: impl IntoIterator<Item = u64>) -> Self {
+        let (origin, extent): (Dims, Dims) = (origin.into_iter().collect(), extent.into_iter().collect());
         assert_eq!(origin.len(), extent.len(), "a region's origin and extent have the same axes");
         for (start, length) in origin.iter().zip(&extent) {
             assert!(start.checked_add(*length).is_some(), "a region's corner fits in 64 bits");
@@ -139,9 +139,8 @@ impl Region {
     /// Whether two boxes share an element.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        (0..self.axes()).all(|axis| {
-            self.origin[axis].max(other.origin[axis]) < self.end(axis).min(other.end(axis))
-        })
+        (0..self.axes())
+            .all(|axis| self.origin[axis].max(other.origin[axis]) < self.end(axis).min(other.end(axis)))
     }
 
     /// Whether every element of `other` lies in this box.

@@ -1,9 +1,12 @@
 //! The plan as a value: ranks, ids and element offsets, never an address.
 
-use reshard_layout::{Bytes, Places, Rank};
+use reshard_layout::{Bytes, Fill, Places, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::copy::Copy;
+
+/// Version of the plan's form and of the planner's rules: plans of different versions are not mixed.
+pub(crate) const VERSION: u32 = 1;
 
 /// Which holder a box is read from, where several ranks hold it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,6 +57,8 @@ pub struct Plan {
     pub target: Places,
     /// The copies, ordered by target buffer, target offset and source buffer.
     pub copies: Vec<Copy>,
+    /// Target padding, disjoint from what the copies write.
+    pub fills: Vec<Fill>,
     /// Names of the target's parameters, by id. For reports only.
     pub parameter_names: Vec<String>,
     /// What it adds up to.
@@ -61,13 +66,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The rank that reads into, and writes, each copy's target.
+    /// The rank that a copy is written on.
     #[must_use]
     pub fn target_rank(&self, copy: &Copy) -> Rank {
         self.target.rank_of(copy.target.buffer)
     }
 
-    /// The rank that each copy is read from.
+    /// The rank that a copy is read from.
     #[must_use]
     pub fn source_rank(&self, copy: &Copy) -> Rank {
         self.source.rank_of(copy.source.buffer)

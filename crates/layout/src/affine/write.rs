@@ -1,0 +1,118 @@
+//! Layout -> affine maps. A rank's shard is the block of memory from its first to its last element.
+//!
+//! ```text
+//!   buffer  . . . a a a b b b . .     one rectangle, packed: shard of the rectangle's own shape
+//!   buffer  . . a b b b b c . . .     several boxes end to end: flat shard of as many elements
+//! ```
+
+use indexmap::IndexMap;
+
+use super::{AffineFile, AffineMap, AffinePiece, AffineShard};
+use crate::join::refine;
+use crate::layout::{Layout, Piece};
+use crate::places::ParameterId;
+use crate::region::{Region, row_major};
+use crate::units::{DType, Rank};
+
+impl AffineFile {
+    /// Writes every parameter's affine map. Shards are dense: what lies between a rank's pieces (other
+    /// parameters, padding) is not part of the map, and addresses count from the rank's first element.
+    ///
+    /// Returns `None` if the layout has no parameters, several dtypes, or a rank that keeps pieces of one
+    /// parameter with gaps between them: such a shard cannot be said in this form.
+    #[must_use]
+    pub fn from_layout(layout: &Layout) -> Option<Self> {
+        let mut parameters = IndexMap::new();
+        let mut dtype: Option<DType> = None;
+        for (id, parameter) in layout.parameters() {
+            if dtype.is_some_and(|dtype| dtype != parameter.dtype) {
+                return None;
+            }
+            dtype = Some(parameter.dtype);
+            parameters.insert(parameter.name.clone(), map_of(layout, id)?);
+        }
+        Some(Self { version: 1, dtype: dtype?, parameters })
+    }
+}
+
+fn map_of(layout: &Layout, id: ParameterId) -> Option<AffineMap> {
+    let shape = &layout.parameter(id).shape;
+    let mut pieces: Vec<Piece<'_>> = Vec::new();
+    for instance in layout.instances(id) {
+        pieces.extend(layout.geometry(instance.geometry).blocks().iter().map(|block| Piece {
+            parameter: id,
+            rank: instance.rank,
+            region: &block.region,
+            buffer: instance.buffer,
+            offset: instance.base + block.offset,
+            strides: &block.strides,
+            scale: block.scale,
+        }));
+    }
+    let regions: Vec<&Region> = pieces.iter().map(|piece| piece.region).collect();
+    let mut ranks = IndexMap::new();
+    for of_rank in pieces.chunk_by(|one, other| one.rank == other.rank) {
+        ranks.insert(of_rank[0].rank.to_string(), shard_of(of_rank, shape, &pieces, &regions)?);
+    }
+    Some(AffineMap { logical_shape: shape.to_vec(), ranks })
+}
+
+fn shard_of(
+    of_rank: &[Piece<'_>],
+    shape: &[u64],
+    all: &[Piece<'_>],
+    regions: &[&Region],
+) -> Option<AffineShard> {
+    let start = of_rank.iter().map(|piece| piece.offset).min()?;
+    let held: u64 = of_rank.iter().map(|piece| piece.region.volume()).sum();
+    let end = of_rank.iter().map(|piece| piece.offset.0 + reach(piece)).max()?;
+    if end - start.0 != held || of_rank.iter().any(|piece| piece.buffer != of_rank[0].buffer) {
+        return None;
+    }
+    let shard_shape = match of_rank {
+        [piece] if is_row_major(piece) => piece.region.extent().to_vec(),
+        _ => vec![held],
+    };
+    let mut pieces = Vec::new();
+    for piece in of_rank {
+        refine(piece.region, regions, &mut |cell, holders| {
+            let within: u64 = (0..cell.axes())
+                .map(|axis| (cell.origin()[axis] - piece.region.origin()[axis]) * piece.strides[axis])
+                .sum();
+            let signed =
+                |dims: &[u64]| -> Vec<i64> { dims.iter().map(|&value| value.cast_signed()).collect() };
+            let logical = row_major(shape);
+            let mut locations: Vec<Rank> = holders.iter().map(|&at| all[at].rank).collect();
+            locations.dedup();
+            pieces.push(AffinePiece {
+                shape: signed(cell.extent()),
+                source: (crate::region::address(cell.origin(), &logical).cast_signed(), signed(&logical)),
+                dest: ((piece.offset.0 - start.0 + within).cast_signed(), dest_strides(piece, &shard_shape)),
+                locations: locations.into_iter().map(|rank| rank.0).collect(),
+                scale: (piece.scale != 1.0).then_some(piece.scale),
+            });
+        });
+    }
+    pieces.sort_by_key(|piece| piece.dest.0);
+    Some(AffineShard { shard_shape, pieces })
+}
+
+fn reach(piece: &Piece<'_>) -> u64 {
+    piece.region.extent().iter().zip(piece.strides).map(|(extent, stride)| (extent - 1) * stride).sum::<u64>()
+        + 1
+}
+
+fn is_row_major(piece: &Piece<'_>) -> bool {
+    let own = row_major(piece.region.extent());
+    (0..own.len()).all(|axis| piece.region.extent()[axis] == 1 || piece.strides[axis] == own[axis])
+}
+
+/// Strides along axes of extent 1 say nothing in a geometry; the form wants those of the shard or the box.
+fn dest_strides(piece: &Piece<'_>, shard_shape: &[u64]) -> Vec<i64> {
+    let extent = piece.region.extent();
+    let frame = if shard_shape.len() == extent.len() { row_major(shard_shape) } else { row_major(extent) };
+    (0..extent.len())
+        .map(|axis| if extent[axis] == 1 { frame[axis] } else { piece.strides[axis] })
+        .map(u64::cast_signed)
+        .collect()
+}

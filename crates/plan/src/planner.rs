@@ -1,0 +1,171 @@
+//! The passes in order: names, overlap, choice, coalescing, statistics.
+//!
+//! ```text
+//!   parameter   signature of its holders      meetings (once a signature)    copies (bases added)
+//!   layer 0 up  (source A, target B)  ------>  [..., ...]  -- choose ------>  offsets + layer 0's bases
+//!   layer 1 up  (source A, target B)  --^                  -- choose ------>  offsets + layer 1's bases
+//! ```
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use reshard_layout::{Block, Bytes, Dims, Elements, Instance, Layout};
+
+use crate::choose::Chooser;
+use crate::coalesce::{Draft, coalesce};
+use crate::copy::{Copy, End};
+use crate::error::PlanError;
+use crate::names::{Match, matches};
+use crate::overlap::{Meeting, Signature, Slot, meetings, signature};
+use crate::plan::{Plan, Policy, Statistics, VERSION};
+
+/// Plans how every element of `target` is filled from `source`.
+///
+/// Both layouts number the same processes. Parameters are joined by the target's names, through aliases.
+/// Equal inputs give equal plans, byte for byte.
+///
+/// # Errors
+/// [`PlanError`] if a parameter is missing, or the sides disagree about its shape, dtype or scale.
+pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, PlanError> {
+    let mut chooser = Chooser::new(policy, source.world());
+    let mut drafts = DraftCache::default();
+    let mut copies = Vec::new();
+    for at in matches(source, target)? {
+        let known = drafts.meetings(source, target, at)?;
+        let choice = chooser.choose(&known.meetings, target.parameter(at.target).dtype);
+        let key = if chooser.is_stateless() { Vec::new() } else { choice.clone() };
+        let chosen = drafts
+            .chosen
+            .entry((known.number, key))
+            .or_insert_with(|| Rc::new(coalesce(drafts_of(source, target, at, &known.meetings, &choice))))
+            .clone();
+        place(source, target, at, &chosen, &mut copies);
+    }
+    copies.sort_unstable();
+    let statistics = statistics(source, target, &copies);
+    Ok(Plan {
+        version: VERSION,
+        fingerprint: fingerprint(source, target, policy),
+        policy,
+        source: source.places().clone(),
+        target: target.places().clone(),
+        copies,
+        fills: target.fills().to_vec(),
+        parameter_names: target.parameters().map(|(_, parameter)| parameter.name.clone()).collect(),
+        statistics,
+    })
+}
+
+/// Hash of planner version, policy and both layouts.
+fn fingerprint(source: &Layout, target: &Layout, policy: Policy) -> u64 {
+    let numbers = [u64::from(VERSION), policy as u64, source.fingerprint(), target.fingerprint()];
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    xxhash_rust::xxh3::xxh3_64(&bytes)
+}
+
+#[derive(Clone)]
+struct Known {
+    number: usize,
+    meetings: Rc<[Meeting]>,
+}
+
+/// What was worked out for one parameter and holds for all with the same holders and geometries.
+#[derive(Default)]
+struct DraftCache {
+    known: HashMap<(Signature, Signature), Known>,
+    chosen: HashMap<(usize, Vec<u32>), Rc<Vec<Draft>>>,
+}
+
+impl DraftCache {
+    fn meetings(&mut self, source: &Layout, target: &Layout, at: Match) -> Result<Known, PlanError> {
+        let key = (signature(source.instances(at.source)), signature(target.instances(at.target)));
+        if let Some(known) = self.known.get(&key) {
+            return Ok(known.clone());
+        }
+        let known = Known { number: self.known.len(), meetings: meetings(source, target, at)?.into() };
+        self.known.insert(key, known.clone());
+        Ok(known)
+    }
+}
+
+fn block<'a>(layout: &'a Layout, instances: &[Instance], slot: Slot) -> &'a Block {
+    &layout.geometry(instances[slot.instance as usize].geometry).blocks()[slot.block as usize]
+}
+
+fn drafts_of(
+    source: &Layout,
+    target: &Layout,
+    at: Match,
+    meetings: &[Meeting],
+    choice: &[u32],
+) -> Vec<Draft> {
+    let draft = |(meeting, &chosen): (&Meeting, &u32)| {
+        let candidate = meeting.candidates[chosen as usize];
+        let from = block(source, source.instances(at.source), candidate.slot);
+        let to = block(target, target.instances(at.target), meeting.target);
+        Draft {
+            target_instance: meeting.target.instance,
+            source_instance: candidate.slot.instance,
+            target_offset: offset_in(to, meeting),
+            source_offset: offset_in(from, meeting),
+            target_strides: strides_in(to, meeting),
+            source_strides: strides_in(from, meeting),
+            region: meeting.region.clone(),
+        }
+    };
+    meetings.iter().zip(choice).map(draft).collect()
+}
+
+fn offset_in(block: &Block, meeting: &Meeting) -> Elements {
+    let corner = meeting.region.origin().iter().zip(block.region.origin());
+    block.offset + Elements(corner.zip(&block.strides).map(|((at, from), stride)| (at - from) * stride).sum())
+}
+
+fn strides_in(block: &Block, meeting: &Meeting) -> Dims {
+    let extent = meeting.region.extent().iter();
+    extent.zip(&block.strides).map(|(&extent, &stride)| if extent == 1 { 0 } else { stride }).collect()
+}
+
+fn place(source: &Layout, target: &Layout, at: Match, drafts: &[Draft], copies: &mut Vec<Copy>) {
+    let end = |instance: &Instance, offset: Elements, strides: &Dims| End {
+        buffer: instance.buffer,
+        offset: instance.base + offset,
+        strides: strides.clone(),
+    };
+    copies.extend(drafts.iter().map(|draft| {
+        let from = &source.instances(at.source)[draft.source_instance as usize];
+        let to = &target.instances(at.target)[draft.target_instance as usize];
+        Copy {
+            target: end(to, draft.target_offset, &draft.target_strides),
+            source: end(from, draft.source_offset, &draft.source_strides),
+            shape: Dims::from_slice(draft.region.extent()),
+            parameter: at.target,
+            origin: Dims::from_slice(draft.region.origin()),
+        }
+    }));
+}
+
+fn statistics(source: &Layout, target: &Layout, copies: &[Copy]) -> Statistics {
+    let world = source.world().max(target.world()) as usize;
+    let mut statistics = Statistics {
+        source_pieces: source.piece_count(),
+        target_pieces: target.piece_count(),
+        copies: copies.len() as u64,
+        sent_by_rank: vec![Bytes(0); world],
+        received_by_rank: vec![Bytes(0); world],
+        ..Statistics::default()
+    };
+    for copy in copies {
+        let bytes = copy.elements().bytes(target.places().buffer(copy.target.buffer).dtype);
+        let from = source.places().rank_of(copy.source.buffer);
+        let to = target.places().rank_of(copy.target.buffer);
+        if from == to {
+            statistics.bytes_local += bytes;
+        } else {
+            statistics.bytes_sent += bytes;
+            statistics.sent_by_rank[from.index()] += bytes;
+            statistics.received_by_rank[to.index()] += bytes;
+        }
+    }
+    statistics
+}
