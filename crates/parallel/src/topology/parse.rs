@@ -67,16 +67,15 @@ fn auto_tp(text: &str, rest: Option<&str>) -> Result<AutoTp, ParallelError> {
 
 /// Invariant 4 of [`AutoTp`].
 fn order(topology: &AutoTp, value: &str) -> Result<Vec<Rank>, ParallelError> {
-    let listed: Vec<&str> = value.split('.').collect();
+    let numbers = value.split('.').map(|text| whole_number("order", text, 0, u32::MAX));
+    let listed = numbers.collect::<Result<Vec<u32>, _>>()?;
     let (found, expected) = (listed.len() as u64, u64::from(topology.world()));
     if found != expected {
         return Err(ParallelError::OrderLength { value: value.to_owned(), found, expected });
     }
     let (first, last) = (topology.first.0, topology.first.0 + topology.world() - 1);
     let mut seen = vec![false; listed.len()];
-    let mut order = Vec::with_capacity(listed.len());
-    for text in listed {
-        let rank = whole_number("order", text, 0, u32::MAX)?;
+    for &rank in &listed {
         let wrong =
             |problem| ParallelError::OrderRank { value: value.to_owned(), first, last, rank, problem };
         let index = rank.checked_sub(first).map(|index| index as usize);
@@ -84,9 +83,8 @@ fn order(topology: &AutoTp, value: &str) -> Result<Vec<Rank>, ParallelError> {
         if std::mem::replace(slot, true) {
             return Err(wrong("listed twice"));
         }
-        order.push(Rank(rank));
     }
-    Ok(order)
+    Ok(listed.into_iter().map(Rank).collect())
 }
 
 fn unsupported(what: String, supported: &str) -> ParallelError {
