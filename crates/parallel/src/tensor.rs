@@ -51,7 +51,7 @@ pub fn shard_widths(
 }
 
 /// How a parameter lies over a tensor-parallel group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Cut {
     /// Every rank has all of it.
     Whole,

@@ -94,6 +94,12 @@ impl DeepSpeed {
         &self.topology
     }
 
+    /// The type of the weights.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// The model's parameters.
     #[must_use]
     pub fn parameters(&self) -> &[ModelParameter] {

@@ -9,7 +9,7 @@ use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::{OptimizerMaker, ZeroOptions};
 use reshard_parallel::{Category, RankStorage};
 
-use crate::support::auto_tp;
+use crate::support::{auto_tp, ground_truth};
 
 fn config() -> ModelConfig {
     let text = r#"{"model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -137,6 +137,37 @@ fn order_renames_ranks_and_moves_nothing() {
     }
     assert_eq!(renamed.tp_group(Slot(0)), [Rank(4), Rank(6)]);
     assert_eq!(renamed.dp_group(Slot(0)), [Rank(4), Rank(5)]);
+}
+
+#[test]
+fn qwen3_8b_has_the_published_pieces_and_bytes() {
+    let config = ModelConfig::from_json(&ground_truth("models/Qwen3-8B.json").unwrap()).unwrap();
+    // Copies and replicas hold what each rank needs: 2 S + 8 E bytes; slices hold everything once a group.
+    let (s, e) = (15_136_194_560, 1_245_276_160);
+    for (topology, bytes) in [
+        ("autotp:tp=4,copies=2", 2 * s + 8 * e),
+        ("autotp:tp=2,dp=4,zero=2", 4 * s + 8 * e),
+        ("autotp:tp=2,dp=4,zero=3", s + 2 * e),
+        ("autotp:tp=2,dp=4,zero=3,init=zero", s + e),
+    ] {
+        let engine = DeepSpeed::new(&config, &auto_tp(topology), ZeroOptions::default()).unwrap();
+        let layout = engine.layout().unwrap();
+        assert_eq!(layout.piece_count(), 3_192, "{topology}");
+        let held: u64 = layout.pieces().map(|piece| piece.region.volume()).sum();
+        assert_eq!(2 * held, bytes, "{topology}");
+        // 36 equal layers share the geometries of one.
+        assert!(layout.geometry_count() < 3_192 / 36, "{topology}: {}", layout.geometry_count());
+    }
+}
+
+#[test]
+fn a_tied_head_is_a_second_name() {
+    let text = r#"{"model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 5, "vocab_size": 7, "tie_word_embeddings": true}"#;
+    let config = ModelConfig::from_json(text).unwrap();
+    let engine = DeepSpeed::new(&config, &auto_tp("autotp:tp=2"), ZeroOptions::default()).unwrap();
+    let layout = engine.layout().unwrap();
+    assert_eq!(layout.find("lm_head.weight"), layout.find("model.embed_tokens.weight"));
 }
 
 #[test]

@@ -6,6 +6,9 @@
 //! Padding holds zeros at stages 1 and 2. At stage 3 it holds whatever the memory held before, and some of that
 //! reads as the number of an element: there the engine's own record says what is padding.
 
+use std::collections::BTreeMap;
+
+use reshard_layout::{Layout, Rank};
 use reshard_parallel::RankStorage;
 use reshard_parallel::engine::State;
 use serde_json::Value;
@@ -31,6 +34,32 @@ fn derived(case: &Case, storage: &RankStorage) -> Vec<Vec<Element>> {
         }
     }
     buffers
+}
+
+/// The buffers of a rank, each element walked to through the pieces of a layout.
+fn laid_out(case: &Case, layout: &Layout, rank: Rank) -> Vec<Vec<Element>> {
+    let mut buffers = BTreeMap::new();
+    for (storage, _) in layout.places().of_rank(rank) {
+        let (id, buffer) =
+            layout.places().buffers.iter().enumerate().find(|(_, buffer)| buffer.storage == storage).unwrap();
+        buffers.insert(id, vec![None; usize::try_from(buffer.length.0).unwrap()]);
+    }
+    for piece in layout.pieces().filter(|piece| piece.rank == rank) {
+        let shape = &case.engine.parameters()[piece.parameter.index()].shape;
+        for step in 0..piece.region.volume() {
+            let (mut rest, mut index, mut stride, mut address) = (step, 0, 1, piece.offset.0);
+            for axis in (0..shape.len()).rev() {
+                let at = rest % piece.region.extent()[axis];
+                rest /= piece.region.extent()[axis];
+                index += (piece.region.origin()[axis] + at) * stride;
+                stride *= shape[axis];
+                address += at * piece.strides[axis];
+            }
+            let buffer = buffers.get_mut(&piece.buffer.index()).unwrap();
+            buffer[usize::try_from(address).unwrap()] = Some((piece.parameter.index(), index));
+        }
+    }
+    buffers.into_values().collect()
 }
 
 /// The flat index, in the whole parameter, of a flat index in a shard.
@@ -80,6 +109,8 @@ fn compare(derived: &[Vec<Element>], dumped: &[Vec<Element>], at: &str) {
 fn every_element_lies_where_the_engine_had_it() {
     let mut compared = 0;
     for case in Case::all().iter().filter(|case| case.dump["config"]["ids"] == true) {
+        let weights_layout = case.engine.layout().unwrap();
+        let states_layout = case.engine.optimizer_layout(State::Fp32).unwrap();
         for (slot, rank, at) in case.ranks() {
             let weights = derived(case, &case.engine.weights(slot));
             let states = derived(case, &case.engine.optimizer(slot, State::Fp32));
@@ -91,6 +122,9 @@ fn every_element_lies_where_the_engine_had_it() {
             let high: Vec<_> = groups.iter().map(|group| dumped(case, group, "fp32_runs")).collect();
             compare(&weights, &low, &format!("weights of {at}"));
             compare(&states, &high, &format!("masters of {at}"));
+            let rank = case.engine.topology().rank(slot);
+            compare(&laid_out(case, &weights_layout, rank), &low, &format!("layout of weights of {at}"));
+            compare(&laid_out(case, &states_layout, rank), &high, &format!("layout of masters of {at}"));
             compared += low.iter().chain(&high).map(Vec::len).sum::<usize>();
         }
     }
