@@ -1,7 +1,8 @@
 //! What can go wrong in the trainer, with the facts.
 
-use reshard_layout::{Bytes, DType};
+use reshard_layout::{Bytes, DType, LayoutError};
 use reshard_parallel::ParallelError;
+use reshard_plan::PlanError;
 use reshard_transport::TransportError;
 use thiserror::Error;
 
@@ -51,6 +52,60 @@ pub enum TrainerError {
     DTypeUnsupported {
         /// What was asked for.
         dtype: DType,
+    },
+    /// Two descriptions of storages contradict each other.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The trainer's layout and the rollout's make no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Values that ranks or processes tell each other could not be read.
+    #[error("message between ranks could not be read: {0}")]
+    Message(#[from] serde_json::Error),
+    /// A file could not be read, or a pipe failed.
+    #[error("could not {operation}: {cause}")]
+    Io {
+        /// What was tried.
+        operation: String,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// More rollout ranks than trainer ranks to live on.
+    #[error("rollout tp={tp} x copies={copies} needs {needed} ranks, the trainer has {found}")]
+    RolloutTooLarge {
+        /// Tensor-parallel ranks of a copy.
+        tp: u32,
+        /// Copies.
+        copies: u32,
+        /// Their product.
+        needed: u32,
+        /// Ranks of the trainer.
+        found: u32,
+    },
+    /// The demo numbers its own processes.
+    #[error("topology {topology:?} names its own ranks; the demo numbers its processes from 0 in order")]
+    RanksRenamed {
+        /// The topology.
+        topology: String,
+    },
+    /// A rollout engine keeps whole tensor-parallel shards.
+    #[error("rollout topology {topology:?} partitions over data-parallel ranks; use tp and copies")]
+    RolloutPartitioned {
+        /// The topology.
+        topology: String,
+    },
+    /// Replicas differ, so that a sync would depend on which of them is read.
+    #[error(
+        "replicas of {parameter:?} differ: ranks {ranks:?} hold other values than the lowest holder \
+         ({others} more parameters differ)"
+    )]
+    Drifted {
+        /// The first parameter with differing replicas.
+        parameter: String,
+        /// The ranks that differ from the lowest-numbered holder.
+        ranks: Vec<u32>,
+        /// How many more parameters have drifted.
+        others: usize,
     },
     /// Logits are not numbers: some weight was never written.
     #[error("the logits after {position} tokens are not numbers: some weight was never written")]

@@ -10,11 +10,12 @@
 use std::sync::Arc;
 
 use reshard_layout::{Bytes, Rank};
+use reshard_parallel::RankStorage;
 use reshard_transport::Communicator;
 
 use crate::error::TrainerError;
-use crate::model::ShardedParameter;
-use crate::rollout::{RolloutEngine, slice};
+use crate::model::{Model, ShardedParameter};
+use crate::rollout::{RolloutEngine, shard_bytes, slice};
 use crate::trainer::Groups;
 use crate::zero::{Stored, ZeroEngine};
 
@@ -25,10 +26,13 @@ pub struct GatherCost {
     pub received: Bytes,
     /// The most bytes of buffers alive at once.
     pub staging_max: Bytes,
+    /// Collectives that it took part in.
+    pub collectives: u64,
 }
 
 impl GatherCost {
     fn collective(&mut self, own: usize, all: usize, alive: usize) {
+        self.collectives += u64::from(all > own);
         self.received += Bytes((all - own) as u64);
         self.staging_max = self.staging_max.max(Bytes((all + alive) as u64));
     }
@@ -148,28 +152,63 @@ impl Parties<'_> {
         Ok(cost)
     }
 
-    /// Compares the memory that the rollout engines generate from with what the trainer holds, bit for bit.
+    /// What the rollout engine of this rank must hold after a sync: its part of what the trainer holds now. A
+    /// collective call of all ranks.
     ///
     /// # Errors
     /// If a peer fails.
-    pub fn verify(&mut self, rank: Rank) -> Result<Verification, TrainerError> {
-        let mut verification = Verification::default();
+    pub fn expected(&mut self) -> Result<Expectation, TrainerError> {
+        let mut expectation = Expectation::default();
         self.for_each_parameter(&mut GatherCost::default(), |rollout, index, whole| {
             if let Some(rollout) = rollout {
                 let parameter = &rollout.model().parameters()[index];
-                let expected = slice(parameter, rollout.tp_rank(), whole);
-                let size = whole.len() / parameter.elements();
-                verification.compare(
-                    parameter,
-                    rollout.tp_rank(),
-                    rank,
-                    &rollout.shard_bytes(index),
-                    &expected,
-                    size,
-                );
+                expectation.size = whole.len() / parameter.elements();
+                expectation.shards.push(slice(parameter, rollout.tp_rank(), whole));
             }
         })?;
-        Ok(verification)
+        Ok(expectation)
+    }
+}
+
+/// The bytes that a rollout engine must hold, by parameter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expectation {
+    shards: Vec<Vec<u8>>,
+    size: usize,
+}
+
+impl Expectation {
+    /// Compares, bit for bit, the memory that a rollout engine generates from: `memory` gives the bytes of one of
+    /// its storages.
+    #[must_use]
+    pub fn compare<'a>(
+        &self,
+        model: &Model,
+        description: &RankStorage,
+        memory: impl Fn(usize) -> &'a [u8],
+    ) -> Verification {
+        let mut verification = Verification::default();
+        for (index, expected) in self.shards.iter().enumerate() {
+            let parameter = &model.parameters()[index];
+            let found = shard_bytes(description, index, &memory);
+            let element =
+                |bytes: &[u8], at: usize| bytes.get(at * self.size..(at + 1) * self.size).map(<[u8]>::to_vec);
+            let elements = expected.len() / self.size;
+            let wrong: Vec<usize> =
+                (0..elements).filter(|at| element(&found, *at) != element(expected, *at)).collect();
+            verification.elements += elements as u64;
+            verification.mismatches += wrong.len() as u64;
+            if let Some(first) = wrong.first() {
+                let logical = parameter.logical_index(description.tp_rank as usize, *first);
+                verification.differing.push(Mismatch {
+                    parameter: parameter.name.clone(),
+                    rank: description.rank,
+                    elements: wrong.len() as u64,
+                    first: coordinate(logical, &parameter.shape),
+                });
+            }
+        }
+        verification
     }
 }
 
@@ -203,31 +242,6 @@ impl Verification {
         self.elements += other.elements;
         self.mismatches += other.mismatches;
         self.differing.extend(other.differing);
-    }
-
-    fn compare(
-        &mut self,
-        parameter: &ShardedParameter,
-        tp_rank: usize,
-        rank: Rank,
-        found: &[u8],
-        expected: &[u8],
-        size: usize,
-    ) {
-        let held = |index: usize| found.get(index * size..(index + 1) * size);
-        let elements = expected.len() / size;
-        let differs = |index: &usize| held(*index) != expected.get(index * size..(index + 1) * size);
-        let wrong: Vec<usize> = (0..elements).filter(differs).collect();
-        self.elements += elements as u64;
-        self.mismatches += wrong.len() as u64;
-        if let Some(first) = wrong.first() {
-            self.differing.push(Mismatch {
-                parameter: parameter.name.clone(),
-                rank,
-                elements: wrong.len() as u64,
-                first: coordinate(parameter.logical_index(tp_rank, *first), &parameter.shape),
-            });
-        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! ```
 
 mod compute;
+pub mod demo;
 mod drift;
 mod error;
 mod gather;
@@ -22,7 +23,7 @@ mod zero;
 pub use compute::Meter;
 pub use drift::{Drift, drifted};
 pub use error::TrainerError;
-pub use gather::{Delivery, GatherCost, Mismatch, Parties, Verification, whole_parameter};
+pub use gather::{Delivery, Expectation, GatherCost, Mismatch, Parties, Verification, whole_parameter};
 pub use model::{
     AxisCut, BEGIN_OF_TEXT, Block, BlockKind, BuiltIn, Dimensions, Model, ShardedParameter, TINY, UNEVEN,
 };

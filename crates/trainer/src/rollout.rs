@@ -8,10 +8,10 @@
 
 use std::sync::Arc;
 
-use reshard_parallel::RankStorage;
 use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::topology::Slot;
-use reshard_transport::Communicator;
+use reshard_parallel::{RankStorage, Run};
+use reshard_transport::{Communicator, TargetState};
 
 use crate::compute::{Decoder, Shard, ShardSource, TokenShape};
 use crate::error::TrainerError;
@@ -38,7 +38,7 @@ pub enum Choice {
 pub struct RolloutEngine {
     decoder: Decoder,
     shards: ShardStore,
-    version: Option<u64>,
+    state: TargetState,
 }
 
 /// The weights of one rank, in its own storages.
@@ -66,7 +66,7 @@ impl RolloutEngine {
         storages.iter_mut().for_each(Storage::poison);
         let tp_rank = description.tp_rank as usize;
         let shards = ShardStore { model: Arc::clone(&model), tp_rank, description, storages };
-        Ok(Self { decoder: Decoder::new(model, tp), shards, version: None })
+        Ok(Self { decoder: Decoder::new(model, tp), shards, state: TargetState::Torn })
     }
 
     /// The model.
@@ -93,34 +93,21 @@ impl RolloutEngine {
         &self.shards.storages
     }
 
-    /// Its storages, to write new weights into.
-    pub fn storages_mut(&mut self) -> &mut [Storage] {
-        &mut self.shards.storages
-    }
-
-    /// The version of the weights; `None` until the first is complete.
+    /// Whether the weights are complete, and of which version.
     #[must_use]
-    pub fn version(&self) -> Option<u64> {
-        self.version
+    pub fn state(&self) -> TargetState {
+        self.state
     }
 
-    /// Says that all weights of a version are in place on every rank.
-    pub fn commit(&mut self, version: u64) {
-        self.version = Some(version);
+    /// Description, storages and state, for a sync to write.
+    pub fn target(&mut self) -> (&RankStorage, &mut [Storage], &mut TargetState) {
+        (&self.shards.description, &mut self.shards.storages, &mut self.state)
     }
 
     /// Makes every element NaN again, as if nothing had been written.
     pub fn poison(&mut self) {
         self.shards.storages.iter_mut().for_each(Storage::poison);
-        self.version = None;
-    }
-
-    /// The bytes of this rank's shard of a parameter, read from the memory that generation reads. Elements
-    /// that no run holds are missing, so the length tells whether the shard is whole.
-    #[must_use]
-    pub fn shard_bytes(&self, parameter: usize) -> Vec<u8> {
-        let runs = self.shards.description.runs.iter().filter(|run| run.parameter == parameter);
-        runs.flat_map(|run| self.shards.storages[run.storage].raw(stored_range(run))).copied().collect()
+        self.state = TargetState::Torn;
     }
 
     /// Writes this rank's part of a whole parameter, given as bytes of its elements.
@@ -204,6 +191,21 @@ impl Choice {
         }
         best as u32
     }
+}
+
+/// The bytes of a rank's shard of a parameter, read from the memory of its storages. What no run holds is missing.
+pub(crate) fn shard_bytes<'a>(
+    description: &RankStorage,
+    parameter: usize,
+    memory: impl Fn(usize) -> &'a [u8],
+) -> Vec<u8> {
+    let runs = description.runs.iter().filter(|run| run.parameter == parameter);
+    let bytes = |run: &Run| {
+        let size = description.storages[run.storage].dtype.size() as usize;
+        let range = stored_range(run);
+        &memory(run.storage)[range.start * size..range.end * size]
+    };
+    runs.flat_map(bytes).copied().collect()
 }
 
 /// A rank's part of a whole parameter, element by element.

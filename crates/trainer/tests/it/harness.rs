@@ -1,6 +1,6 @@
 //! Runs a trainer on as many threads as its topology has ranks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::model::ModelConfig;
@@ -33,17 +33,38 @@ pub(crate) fn topology(text: &str) -> AutoTp {
 
 /// Calls `body` once a rank, each on its own thread with its place in one world; results by rank.
 pub(crate) fn on_ranks<T: Send>(size: u32, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
+    on_threads(size, |world| {
+        let result = body(&world);
+        world.leave().expect("nobody failed");
+        result
+    })
+}
+
+/// As [`on_ranks`], for bodies that may fail; the others learn of the first failure.
+pub(crate) fn on_ranks_that_may_fail<T: Send, E: Send + std::fmt::Display>(
+    size: u32,
+    body: impl Fn(&World) -> Result<T, E> + Sync,
+) -> Vec<Result<T, E>> {
+    on_threads(size, |world| {
+        let result = body(&world);
+        if let Err(error) = &result {
+            world.fail(error.to_string());
+        }
+        result
+    })
+}
+
+fn on_threads<T: Send>(size: u32, body: impl Fn(World) -> T + Sync) -> Vec<T> {
+    // Ranks are threads already; more of them would only wait for each other.
+    static ONE_THREAD_EACH: Once = Once::new();
+    ONE_THREAD_EACH.call_once(|| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
+        pool.build_global().expect("nobody has made the pool yet");
+    });
     let worlds = World::in_process(size as usize).expect("a world of threads");
     std::thread::scope(|scope| {
         let body = &body;
-        let rank = |world: World| {
-            scope.spawn(move || {
-                let result = body(&world);
-                world.leave().expect("nobody failed");
-                result
-            })
-        };
-        let threads: Vec<_> = worlds.into_iter().map(rank).collect();
+        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || body(world))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no rank panicked")).collect()
     })
 }
@@ -57,18 +78,25 @@ pub(crate) fn with_trainers<T: Send>(
 ) -> Vec<T> {
     let topology = topology(topology_text);
     on_ranks(topology.world(), |world| {
-        let mut trainer = trainer(config, &topology, world, options);
+        let (mut trainer, _) = start(config, &topology, world, options);
         body(&mut trainer)
     })
 }
 
-fn trainer(config: &ModelConfig, topology: &AutoTp, world: &World, options: &TrainerOptions) -> Trainer {
+/// A trainer with the default text, and the groups that it is in.
+pub(crate) fn start(
+    config: &ModelConfig,
+    topology: &AutoTp,
+    world: &World,
+    options: &TrainerOptions,
+) -> (Trainer, Groups) {
     let deepspeed = DeepSpeed::new(config, topology, ZeroOptions::default()).expect("a layout");
     let model = Arc::new(Model::new(config, topology.tp()).expect("a model"));
     let slot = Slot(world.rank().0);
     let groups = Groups::new(world, &deepspeed, slot).expect("groups");
     let engine = ZeroEngine::new(model, &deepspeed, slot, &groups).expect("an engine");
-    Trainer::new(engine, &groups, DEFAULT_TEXT.as_bytes(), options).expect("a trainer")
+    let trainer = Trainer::new(engine, &groups, DEFAULT_TEXT.as_bytes(), options).expect("a trainer");
+    (trainer, groups)
 }
 
 /// The losses of some steps, which all ranks must report alike.

@@ -1,5 +1,7 @@
 //! Tests of the trainer as other crates use it: thread ranks in one process, real collectives.
 
+mod demo;
 mod gradients;
 mod harness;
+mod rollout;
 mod training;

@@ -1,0 +1,94 @@
+//! The end-to-end demo: train, sync by every way, verify bit for bit, generate.
+//!
+//! ```text
+//! launch(options, command) ── starts ──► rank processes, each: rank_main() ─► run_rank(world, options)
+//!       ▲                                                          │ rank 0
+//!       └───────────── DemoReport as JSON, on its stdout ◄─────────┘
+//! ```
+
+mod exchange;
+mod options;
+mod rank;
+mod report;
+mod ways;
+
+pub use options::{CheckedOptions, DemoModel, DemoOptions, Faults, Path};
+pub use rank::run_rank;
+pub use report::{
+    DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,
+};
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+
+use reshard_layout::Rank;
+use reshard_transport::{Launcher, World};
+
+use crate::error::TrainerError;
+
+/// The environment variable that holds the options, as JSON, in a rank's process.
+pub const OPTIONS_VARIABLE: &str = "RESHARD_DEMO_OPTIONS";
+
+/// Starts the ranks as processes, waits for them, and gives what they found. `rank_command` makes the command of
+/// a rank: a program that calls [`rank_main`] and prints nothing to stdout.
+///
+/// # Errors
+/// What [`DemoOptions::check`] finds; the first failure of any rank, by rank and cause.
+pub fn launch(
+    options: &DemoOptions,
+    mut rank_command: impl FnMut(Rank) -> Command,
+) -> Result<DemoReport, TrainerError> {
+    let world = options.check()?.world();
+    let text = serde_json::to_string(options)?;
+    let io = |operation: &str| {
+        let operation = operation.to_owned();
+        |cause| TrainerError::Io { operation, cause }
+    };
+    let (mut reader, writer) = std::io::pipe().map_err(io("make a pipe"))?;
+    let mut writer = Some(writer);
+    let commands = (0..world).map(Rank).map(|rank| {
+        let mut command = rank_command(rank);
+        // Ranks share few cores: one thread each, as they compute at the same time anyway.
+        command.env(OPTIONS_VARIABLE, &text).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
+        command.stdout(writer.take().map_or_else(Stdio::null, Stdio::from));
+        (rank, command)
+    });
+    let launcher = Launcher::start(world as usize, commands.collect())?;
+    let mut json = String::new();
+    let read = reader.read_to_string(&mut json).map_err(io("read the report"));
+    launcher.wait().into_result()?;
+    read?;
+    Ok(serde_json::from_str(&json)?)
+}
+
+/// The whole life of a rank's process: joins the world that [`launch`] made, runs, and on rank 0 writes the report
+/// to stdout.
+///
+/// # Errors
+/// As [`run_rank`]; every other rank learns of it before this returns.
+pub fn rank_main() -> Result<(), TrainerError> {
+    let world = World::from_environment()?;
+    match joined(&world) {
+        Ok(()) => Ok(world.leave()?),
+        Err(error) => {
+            world.fail(error.to_string());
+            Err(error)
+        }
+    }
+}
+
+fn joined(world: &World) -> Result<(), TrainerError> {
+    let text = std::env::var(OPTIONS_VARIABLE).map_err(|cause| TrainerError::Io {
+        operation: format!("read {OPTIONS_VARIABLE}"),
+        cause: std::io::Error::other(cause),
+    })?;
+    let options: DemoOptions = serde_json::from_str(&text)?;
+    if let Some(report) = run_rank(world, &options.check()?)? {
+        let mut json = serde_json::to_vec(&report)?;
+        json.push(b'\n');
+        std::io::stdout()
+            .write_all(&json)
+            .map_err(|cause| TrainerError::Io { operation: "write the report".to_owned(), cause })?;
+    }
+    Ok(())
+}

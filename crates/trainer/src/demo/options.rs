@@ -1,0 +1,196 @@
+//! What the demo is asked to do, checked before a process is started.
+//!
+//! ```text
+//! train autotp:tp=2,dp=2,zero=3   ranks 0 1 2 3
+//! rollout autotp:tp=2,copies=2    ranks 0 1 | 2 3     --separate: 4 5 | 6 7
+//! ```
+
+use std::path::PathBuf;
+
+use reshard_parallel::ParallelError;
+use reshard_parallel::model::ModelConfig;
+use reshard_parallel::topology::{AutoTp, Topology};
+use reshard_plan::Policy;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainerError;
+use crate::model::BuiltIn;
+
+/// A way of moving weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Path {
+    /// By a plan made of two layouts.
+    Affine,
+    /// Whole parameters by plain collectives, sliced.
+    Gather,
+}
+
+impl Path {
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Affine => "affine",
+            Self::Gather => "gather",
+        }
+    }
+
+    /// The path of a name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Affine, Self::Gather].into_iter().find(|path| path.name() == name)
+    }
+}
+
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DemoModel {
+    /// What the report calls it.
+    pub name: String,
+    /// Its `config.json`.
+    pub config_json: String,
+}
+
+impl From<BuiltIn> for DemoModel {
+    fn from(model: BuiltIn) -> Self {
+        Self { name: model.name.to_owned(), config_json: model.config_json.to_owned() }
+    }
+}
+
+/// Faults that tests plant, to see that they are found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Faults {
+    /// Seed offsets of the initial weights, by tensor-parallel rank: replicas drift apart.
+    pub weight_seed_offsets: Vec<u64>,
+    /// Describe the source with the first two ranks of every tensor-parallel group in each other's place.
+    pub swap_tp_ranks: bool,
+}
+
+/// What the demo is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DemoOptions {
+    /// The trainer's topology, such as `autotp:tp=2,dp=2,zero=3`.
+    pub train: String,
+    /// The rollout engines' topology, such as `autotp:tp=4`, numbered from rank 0.
+    pub rollout: String,
+    /// The model.
+    pub model: DemoModel,
+    /// A file to train on; the text of this crate if there is none.
+    pub text: Option<PathBuf>,
+    /// Training steps. After each, every path syncs.
+    pub steps: u32,
+    /// Syncs without training between them, after the last step.
+    pub repeats: u32,
+    /// How the plan chooses sources.
+    pub policy: Policy,
+    /// The ways to try, in order.
+    pub paths: Vec<Path>,
+    /// Whether the rollout engines have processes of their own.
+    pub separate: bool,
+    /// Decides initial weights and batches.
+    pub seed: u64,
+    /// Faults to plant; none by default.
+    pub faults: Faults,
+}
+
+impl Default for DemoOptions {
+    fn default() -> Self {
+        Self {
+            train: "autotp:tp=2,dp=2,zero=3".to_owned(),
+            rollout: "autotp:tp=4".to_owned(),
+            model: crate::model::TINY.into(),
+            text: None,
+            steps: 3,
+            repeats: 3,
+            policy: Policy::Balanced,
+            paths: vec![Path::Affine, Path::Gather],
+            separate: false,
+            seed: 1,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// Options with their topologies and model read and found to fit together.
+///
+/// Invariants, in the order of their checks: (1) topologies and model are well formed; (2) the trainer numbers its
+/// ranks from 0 in order, and so does the rollout, from 0 or with `separate` from the end of the trainer's; (3) the
+/// rollout stores plain weights; (4) without `separate` it has at most as many ranks as the trainer.
+#[derive(Clone, Debug)]
+pub struct CheckedOptions {
+    pub(crate) train: AutoTp,
+    pub(crate) rollout: AutoTp,
+    pub(crate) config: ModelConfig,
+    pub(crate) options: DemoOptions,
+}
+
+impl DemoOptions {
+    /// Reads and checks the topologies and the model.
+    ///
+    /// # Errors
+    /// [`TrainerError::Parallel`] for what is malformed, [`TrainerError::RolloutTooLarge`],
+    /// [`TrainerError::RanksRenamed`], [`TrainerError::RolloutPartitioned`].
+    pub fn check(&self) -> Result<CheckedOptions, TrainerError> {
+        let train = in_order(&self.train)?;
+        let mut rollout = in_order(&self.rollout)?;
+        if rollout.dp().get() > 1 || rollout.stage().number() > 0 {
+            return Err(TrainerError::RolloutPartitioned { topology: self.rollout.clone() });
+        }
+        if self.separate {
+            rollout = autotp(&format!("{rollout},first={}", train.world()))?;
+        } else if rollout.world() > train.world() {
+            let (tp, copies) = (rollout.tp().get(), rollout.copies().get());
+            return Err(TrainerError::RolloutTooLarge {
+                tp,
+                copies,
+                needed: rollout.world(),
+                found: train.world(),
+            });
+        }
+        let config = ModelConfig::from_json(&self.model.config_json)?;
+        Ok(CheckedOptions { train, rollout, config, options: self.clone() })
+    }
+}
+
+impl CheckedOptions {
+    /// Processes that the demo needs.
+    #[must_use]
+    pub fn world(&self) -> u32 {
+        if self.options.separate { self.train.world() + self.rollout.world() } else { self.train.world() }
+    }
+
+    /// The topology that the source layout is made of: the trainer's, unless a fault is planted.
+    pub(crate) fn described_source(&self) -> Result<AutoTp, TrainerError> {
+        if !self.options.faults.swap_tp_ranks || self.train.tp().get() < 2 {
+            return Ok(self.train.clone());
+        }
+        let tp = self.train.tp().get();
+        let swapped = (0..self.train.world()).map(|rank| match rank % tp {
+            0 => rank + 1,
+            1 => rank - 1,
+            _ => rank,
+        });
+        let order: Vec<String> = swapped.map(|rank| rank.to_string()).collect();
+        autotp(&format!("{},order={}", self.train, order.join(".")))
+    }
+}
+
+fn autotp(text: &str) -> Result<AutoTp, TrainerError> {
+    match Topology::parse(text)? {
+        Topology::AutoTp(topology) => Ok(topology),
+        other => Err(ParallelError::TopologyUnsupported {
+            what: format!("topology {other} in the demo"),
+            supported: "autotp".to_owned(),
+        }
+        .into()),
+    }
+}
+
+fn in_order(text: &str) -> Result<AutoTp, TrainerError> {
+    let topology = autotp(text)?;
+    if topology.ranks().iter().zip(0..).any(|(rank, expected)| rank.0 != expected) {
+        return Err(TrainerError::RanksRenamed { topology: text.to_owned() });
+    }
+    Ok(topology)
+}

@@ -1,0 +1,317 @@
+//! One rank of the demo: it trains, syncs and generates with the others, and the first rank reports.
+//!
+//! ```text
+//! initial weights -> sync by every path, verified -> sample
+//! step -> sync by every path, verified            (steps times)
+//!         sync by every path, verified            (repeats times) -> sample -> report
+//! ```
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use reshard_layout::{Bytes, Layout};
+use reshard_parallel::engine::DeepSpeed;
+use reshard_parallel::topology::{AutoTp, Slot};
+use reshard_parallel::zero::ZeroOptions;
+use reshard_plan::Plan;
+use reshard_transport::{Communicator, World};
+
+use super::exchange::everyones;
+use super::options::{CheckedOptions, Path};
+use super::report::{
+    DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,
+};
+use super::ways::{AffineWay, SyncRecord, gather_sync};
+use crate::drift::drifted;
+use crate::error::TrainerError;
+use crate::gather::{Delivery, Parties};
+use crate::model::Model;
+use crate::rollout::{Choice, RolloutEngine, spoken};
+use crate::text::DEFAULT_TEXT;
+use crate::trainer::{Groups, Trainer, TrainerOptions};
+use crate::zero::ZeroEngine;
+
+const PROMPT: &str = "The keeper ";
+const SAMPLE_TOKENS: usize = 48;
+const SAMPLE_TEMPERATURE: f64 = 0.8;
+
+/// Both layouts, the plan, and how long they took.
+struct Planned {
+    plan: Plan,
+    seconds: PathSeconds,
+}
+
+/// Runs one rank of the demo in a world of [`CheckedOptions::world`] ranks. The first rank gets the report.
+///
+/// # Errors
+/// [`TrainerError::Drifted`] if replicas differ before a sync; whatever else fails here or on a peer.
+/// Elements that differ after a sync are no error but part of the report.
+pub fn run_rank(world: &World, options: &CheckedOptions) -> Result<Option<DemoReport>, TrainerError> {
+    let planned = plan(options)?;
+    let mut rank = RankJob::new(world, options)?;
+    let everyone = Arc::clone(&rank.everyone);
+    let mut affine = AffineWay::new(&planned.plan, world, everyone.as_ref())?;
+    let paths = options.options.paths.clone();
+    let mut records: Vec<Vec<SyncRecord>> = vec![Vec::new(); paths.len()];
+    let mut version = 0;
+    let mut sync = |rank: &mut RankJob, affine: &mut AffineWay<'_>| -> Result<(), TrainerError> {
+        rank.refuse_drift()?;
+        let expectation = rank.parties().expected()?;
+        for (path, records) in paths.iter().zip(&mut records) {
+            rank.before_sync()?;
+            let record = match path {
+                Path::Affine => affine.sync(version, &mut rank.parties(), &expectation)?,
+                Path::Gather => gather_sync(version, &mut rank.parties(), everyone.as_ref(), &expectation)?,
+            };
+            records.push(record);
+        }
+        version += 1;
+        Ok(())
+    };
+
+    sync(&mut rank, &mut affine)?;
+    let mut samples = Samples { prompt: PROMPT.to_owned(), ..Samples::default() };
+    samples.before = rank.say(Choice::Greedy)?;
+    let mut losses = Vec::new();
+    for _ in 0..options.options.steps {
+        if let Some((trainer, _)) = &mut rank.trainer {
+            losses.push(trainer.step()?);
+        }
+        sync(&mut rank, &mut affine)?;
+    }
+    for _ in 0..options.options.repeats {
+        sync(&mut rank, &mut affine)?;
+    }
+    samples.after = rank.say(Choice::Greedy)?;
+    samples.sampled =
+        rank.say(Choice::Sampled { seed: options.options.seed, temperature: SAMPLE_TEMPERATURE })?;
+    rank.report(options, &planned, losses, &records, samples)
+}
+
+fn plan(options: &CheckedOptions) -> Result<Planned, TrainerError> {
+    let start = Instant::now();
+    let layout = |topology: &AutoTp| -> Result<Layout, TrainerError> {
+        Ok(DeepSpeed::new(&options.config, topology, ZeroOptions::default())?.layout()?)
+    };
+    let source = layout(&options.described_source()?)?;
+    let target = layout(&options.rollout)?;
+    let layouts = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    let plan = reshard_plan::plan(&source, &target, options.options.policy)?;
+    let seconds = PathSeconds { layouts, plan: start.elapsed().as_secs_f64(), ..PathSeconds::default() };
+    Ok(Planned { plan, seconds })
+}
+
+/// What a rank is made of: a trainer, a rollout engine, both, or, beyond the rollout's ranks, one of the two.
+struct RankJob {
+    everyone: Arc<dyn Communicator>,
+    trainer: Option<(Trainer, Groups)>,
+    rollout: Option<RolloutEngine>,
+    delivery: Delivery,
+    first_copy: bool,
+    is_first: bool,
+}
+
+impl RankJob {
+    fn new(world: &World, options: &CheckedOptions) -> Result<Self, TrainerError> {
+        let rank = world.rank().0;
+        let everyone: Arc<dyn Communicator> = Arc::new(world.everyone()?);
+        let trainer = if rank < options.train.world() {
+            Some(start_trainer(world, options, Slot(rank))?)
+        } else {
+            None
+        };
+        let first = if options.options.separate { options.train.world() } else { 0 };
+        let slot = rank.checked_sub(first).filter(|slot| *slot < options.rollout.world()).map(Slot);
+        let rollout = match slot {
+            Some(slot) => Some(start_rollout(world, options, slot)?),
+            None => None,
+        };
+        let delivery = delivery(world, options)?;
+        let first_copy = slot.is_some_and(|slot| slot.0 < options.rollout.tp().get());
+        Ok(Self { everyone, trainer, rollout, delivery, first_copy, is_first: rank == 0 })
+    }
+
+    fn parties(&mut self) -> Parties<'_> {
+        Parties {
+            trainer: self.trainer.as_ref().map(|(trainer, groups)| (trainer.engine(), groups)),
+            rollout: self.rollout.as_mut(),
+            delivery: self.delivery.clone(),
+        }
+    }
+
+    /// Replicas must agree before one of them is read. The other ranks of a world see the refusal as this
+    /// rank's failure.
+    fn refuse_drift(&self) -> Result<(), TrainerError> {
+        let Some((trainer, groups)) = &self.trainer else { return Ok(()) };
+        let drifts = drifted(trainer.engine(), groups)?;
+        match drifts.first() {
+            None => Ok(()),
+            Some(first) => Err(TrainerError::Drifted {
+                parameter: first.parameter.clone(),
+                ranks: first.ranks.iter().map(|rank| rank.0).collect(),
+                others: drifts.len() - 1,
+            }),
+        }
+    }
+
+    /// Targets become NaN, so that what a sync leaves out is seen; then all ranks start together.
+    fn before_sync(&mut self) -> Result<(), TrainerError> {
+        if let Some(rollout) = &mut self.rollout {
+            rollout.poison();
+        }
+        Ok(self.everyone.barrier()?)
+    }
+
+    /// What the first rollout copy says; nothing on other ranks, or where its weights are not complete.
+    fn say(&self, choice: Choice) -> Result<String, TrainerError> {
+        match &self.rollout {
+            Some(rollout) if self.first_copy && rollout.state().version().is_some() => {
+                Ok(spoken(&rollout.generate(PROMPT.as_bytes(), SAMPLE_TOKENS, choice)?))
+            }
+            _ => Ok(String::new()),
+        }
+    }
+
+    fn report(
+        &self,
+        options: &CheckedOptions,
+        planned: &Planned,
+        losses: Vec<f32>,
+        records: &[Vec<SyncRecord>],
+        samples: Samples,
+    ) -> Result<Option<DemoReport>, TrainerError> {
+        let records = everyones(self.everyone.as_ref(), &records.to_vec())?;
+        let samples = everyones(self.everyone.as_ref(), &samples)?;
+        let memory = everyones(self.everyone.as_ref(), &self.memory())?;
+        if !self.is_first {
+            return Ok(None);
+        }
+        let paths = options.options.paths.iter().enumerate().map(|(index, path)| {
+            let of_path: Vec<&[SyncRecord]> = records.iter().map(|all| all[index].as_slice()).collect();
+            path_report(*path, planned, &of_path, options.options.steps as usize)
+        });
+        let spoken = samples.into_iter().find(|sample| !sample.before.is_empty());
+        Ok(Some(DemoReport {
+            model: ModelReport {
+                name: options.options.model.name.clone(),
+                parameters: Model::new(&options.config, options.train.tp())?.elements(),
+            },
+            train: options.train.to_string(),
+            rollout: options.options.rollout.clone(),
+            losses,
+            paths: paths.collect(),
+            samples: spoken.unwrap_or_else(|| Samples { prompt: PROMPT.to_owned(), ..Samples::default() }),
+            memory: memory.into_iter().fold(MemoryReport::default(), most),
+        }))
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.trainer.as_ref().map_or_else(MemoryReport::default, |(trainer, _)| MemoryReport {
+            kept_bytes: trainer.engine().bytes(),
+            gradient_bytes: trainer.engine().gradient_bytes(),
+            working_weight_bytes_max: trainer.meter().peak(),
+        })
+    }
+}
+
+fn most(left: MemoryReport, right: MemoryReport) -> MemoryReport {
+    MemoryReport {
+        kept_bytes: left.kept_bytes.max(right.kept_bytes),
+        gradient_bytes: left.gradient_bytes.max(right.gradient_bytes),
+        working_weight_bytes_max: left.working_weight_bytes_max.max(right.working_weight_bytes_max),
+    }
+}
+
+fn start_trainer(
+    world: &World,
+    options: &CheckedOptions,
+    slot: Slot,
+) -> Result<(Trainer, Groups), TrainerError> {
+    let deepspeed = DeepSpeed::new(&options.config, &options.train, ZeroOptions::default())?;
+    let model = Arc::new(Model::new(&options.config, options.train.tp())?);
+    let groups = Groups::new(world, &deepspeed, slot)?;
+    let engine = ZeroEngine::new(model, &deepspeed, slot, &groups)?;
+    let text = match &options.options.text {
+        Some(path) => std::fs::read(path)
+            .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause })?,
+        None => DEFAULT_TEXT.as_bytes().to_vec(),
+    };
+    let trainer_options = TrainerOptions {
+        seed: options.options.seed,
+        weight_seed_offsets: options.options.faults.weight_seed_offsets.clone(),
+        ..TrainerOptions::default()
+    };
+    let trainer = Trainer::new(engine, &groups, &text, &trainer_options)?;
+    Ok((trainer, groups))
+}
+
+fn start_rollout(world: &World, options: &CheckedOptions, slot: Slot) -> Result<RolloutEngine, TrainerError> {
+    let deepspeed = DeepSpeed::new(&options.config, &options.rollout, ZeroOptions::default())?;
+    let model = Arc::new(Model::new(&options.config, options.rollout.tp())?);
+    let tp = Arc::new(world.group(&deepspeed.tp_group(slot))?);
+    RolloutEngine::new(model, &deepspeed, slot, tp)
+}
+
+/// Separate rollout processes are sent whole parameters by the first trainer rank.
+fn delivery(world: &World, options: &CheckedOptions) -> Result<Delivery, TrainerError> {
+    if !options.options.separate {
+        return Ok(Delivery::InPlace);
+    }
+    let mut members = vec![reshard_layout::Rank(0)];
+    members.extend(options.rollout.ranks());
+    if !members.contains(&world.rank()) {
+        return Ok(Delivery::Broadcast(None));
+    }
+    Ok(Delivery::Broadcast(Some(Arc::new(world.group(&members)?))))
+}
+
+/// Puts the records of all ranks together: one list a rank, in the order of the syncs.
+fn path_report(path: Path, planned: &Planned, records: &[&[SyncRecord]], steps: usize) -> PathReport {
+    let syncs = records.first().map_or(0, |records| records.len());
+    let slowest = |sync: usize| records.iter().map(|records| records[sync].seconds).fold(0.0, f64::max);
+    let mut seconds = match path {
+        Path::Affine => planned.seconds.clone(),
+        Path::Gather => PathSeconds::default(),
+    };
+    if syncs > 0 {
+        seconds.first = slowest(0);
+    }
+    seconds.repeats = (steps + 1..syncs).map(slowest).collect();
+    let mut bytes = PathBytes::default();
+    let (mut staging, mut rounds) = (Bytes(0), 0);
+    for record in records.iter().filter_map(|records| records.first()) {
+        bytes.local += record.bytes_local;
+        bytes.sent += record.bytes_sent;
+        staging = staging.max(record.staging_bytes_max);
+        rounds = rounds.max(record.rounds);
+    }
+    let mut verified = Verified::default();
+    for sync in 0..syncs {
+        let outcomes = records.iter().map(|records| &records[sync].verification);
+        let is_first = verified.differing.is_empty();
+        for outcome in outcomes {
+            verified.elements += outcome.elements;
+            verified.mismatches += outcome.mismatches;
+            if is_first {
+                verified.differing.extend(outcome.differing.iter().cloned());
+            }
+        }
+    }
+    let pieces = match path {
+        Path::Affine => Pieces {
+            source: planned.plan.statistics.source_pieces,
+            target: planned.plan.statistics.target_pieces,
+        },
+        Path::Gather => Pieces::default(),
+    };
+    PathReport {
+        name: path.name().to_owned(),
+        seconds,
+        bytes,
+        staging_bytes_max: staging,
+        rounds,
+        pieces,
+        verified,
+    }
+}

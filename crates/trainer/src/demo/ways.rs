@@ -1,0 +1,163 @@
+//! The ways of one sync, each verified against the same expectation before it counts.
+//!
+//! ```text
+//! affine:  bind -> agree -> torn -> every rank pulls its copies -> compare -> commit, or torn on every rank
+//! gather:  torn -> one parameter after another, whole, sliced   -> compare -> everybody's verdict -> commit
+//! ```
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use reshard_layout::{Bytes, StorageId};
+use reshard_plan::Plan;
+use reshard_transport::{
+    Communicator, Moved, Shm, SourceBinding, Synchroniser, TargetBinding, TargetState, TransportError,
+    Version, World,
+};
+use serde::{Deserialize, Serialize};
+
+use super::exchange::everyones;
+use crate::error::TrainerError;
+use crate::gather::{Expectation, Parties, Verification};
+use crate::zero::Stored;
+
+/// One sync of one way on one rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct SyncRecord {
+    /// Without the comparison.
+    pub(super) seconds: f64,
+    pub(super) bytes_local: Bytes,
+    /// That came from other ranks.
+    pub(super) bytes_sent: Bytes,
+    pub(super) staging_bytes_max: Bytes,
+    pub(super) rounds: u64,
+    pub(super) verification: Verification,
+}
+
+/// A plan, ready to be run again and again.
+pub(super) struct AffineWay<'p> {
+    synchroniser: Synchroniser<'p, Shm<'p>>,
+    expected: Moved,
+    sources: HashMap<String, StorageId>,
+    targets: HashMap<String, StorageId>,
+}
+
+impl<'p> AffineWay<'p> {
+    pub(super) fn new(
+        plan: &'p Plan,
+        world: &'p World,
+        everyone: &'p dyn Communicator,
+    ) -> Result<Self, TrainerError> {
+        let transport = Shm::new(plan, world)?;
+        let own = |places: &reshard_layout::Places| {
+            places.of_rank(world.rank()).map(|(id, storage)| (storage.name.clone(), id)).collect()
+        };
+        Ok(Self {
+            expected: transport.expected(),
+            synchroniser: Synchroniser::new(transport, everyone),
+            sources: own(&plan.source),
+            targets: own(&plan.target),
+        })
+    }
+
+    /// Moves the trainer's weights into the rollout engines. A collective call of all ranks.
+    pub(super) fn sync(
+        &mut self,
+        version: u64,
+        parties: &mut Parties<'_>,
+        expectation: &Expectation,
+    ) -> Result<SyncRecord, TrainerError> {
+        let mut sources = SourceBinding::new();
+        for storage in parties.trainer.map_or(&[][..], |(engine, _)| engine.storages(Stored::Weights)) {
+            if let Some(id) = self.sources.get(&storage.spec().name) {
+                sources.bind_shared(*id, storage.memory());
+            }
+        }
+        let mut targets = TargetBinding::new();
+        let mut idle = TargetState::Torn;
+        let (mut state, mut compared) = (&mut idle, None);
+        if let Some(rollout) = &mut parties.rollout {
+            let model = rollout.model().clone();
+            let (description, storages, target_state) = rollout.target();
+            let ids: Vec<Option<StorageId>> =
+                storages.iter().map(|storage| self.targets.get(&storage.spec().name).copied()).collect();
+            for (storage, id) in storages.iter_mut().zip(&ids) {
+                if let Some(id) = id {
+                    targets.bind(*id, storage.memory_mut());
+                }
+            }
+            state = target_state;
+            compared = Some((model, description, ids));
+        }
+        let (mut verification, mut seconds_comparing) = (Verification::default(), 0.0);
+        let compare = |targets: &TargetBinding<'_>| {
+            let Some((model, description, ids)) = compared else { return Ok(()) };
+            let start = Instant::now();
+            let memory = |storage: usize| ids[storage].and_then(|id| targets.bytes(id)).unwrap_or_default();
+            verification = expectation.compare(&model, description, memory);
+            seconds_comparing = start.elapsed().as_secs_f64();
+            verdict(&verification)
+        };
+        let start = Instant::now();
+        let outcome = self.synchroniser.sync(Version(version), &sources, &mut targets, state, compare);
+        let seconds = start.elapsed().as_secs_f64() - seconds_comparing;
+        let moved = match outcome {
+            Ok(report) => report.moved,
+            Err(TransportError::NotVerified { .. }) => self.expected,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(SyncRecord {
+            seconds,
+            bytes_local: moved.bytes_local,
+            bytes_sent: moved.bytes_sent,
+            staging_bytes_max: moved.staging_bytes_max,
+            rounds: moved.rounds,
+            verification,
+        })
+    }
+}
+
+/// Fills the rollout engines by whole parameters. A collective call of all ranks.
+pub(super) fn gather_sync(
+    version: u64,
+    parties: &mut Parties<'_>,
+    everyone: &dyn Communicator,
+    expectation: &Expectation,
+) -> Result<SyncRecord, TrainerError> {
+    let start = Instant::now();
+    let cost = parties.sync()?;
+    everyone.barrier()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let mut verification = Verification::default();
+    let mut bytes_local = Bytes(0);
+    if let Some(rollout) = &mut parties.rollout {
+        let model = rollout.model().clone();
+        let (description, storages, _) = rollout.target();
+        bytes_local = storages.iter().map(|storage| storage.bytes()).sum();
+        verification =
+            expectation.compare(&model, description, |storage| storages[storage].memory().as_slice());
+    }
+    let all_equal = everyones(everyone, &verification.mismatches)?.iter().all(|count| *count == 0);
+    if let Some(rollout) = &mut parties.rollout {
+        *rollout.target().2 =
+            if all_equal { TargetState::Committed(Version(version)) } else { TargetState::Torn };
+    }
+    Ok(SyncRecord {
+        seconds,
+        bytes_local,
+        bytes_sent: cost.received,
+        staging_bytes_max: cost.staging_max,
+        rounds: cost.collectives,
+        verification,
+    })
+}
+
+fn verdict(verification: &Verification) -> Result<(), String> {
+    match verification.differing.first() {
+        None => Ok(()),
+        Some(first) => Err(format!(
+            "{} elements differ, the first at {:?} of {} on rank {}",
+            verification.mismatches, first.first, first.parameter, first.rank
+        )),
+    }
+}

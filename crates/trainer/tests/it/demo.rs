@@ -1,0 +1,174 @@
+//! The whole job on threads: train, sync by both ways, verify, speak.
+
+use reshard_trainer::demo::{DemoModel, DemoOptions, DemoReport, Faults, run_rank};
+use reshard_trainer::{BuiltIn, TINY, TrainerError, UNEVEN};
+
+use crate::harness::{on_ranks, on_ranks_that_may_fail};
+
+fn model(base: BuiltIn, changes: &[(&str, serde_json::Value)]) -> DemoModel {
+    let mut config: serde_json::Value = serde_json::from_str(base.config_json).expect("a model");
+    for (key, value) in changes {
+        config[*key] = value.clone();
+    }
+    DemoModel { name: base.name.to_owned(), config_json: config.to_string() }
+}
+
+/// Small models that differ in everything that a layout depends on.
+fn variants() -> Vec<DemoModel> {
+    let mut variants = Vec::new();
+    for base in [TINY, UNEVEN] {
+        for tied in [false, true] {
+            for bias in [false, true] {
+                variants.push(model(
+                    base,
+                    &[
+                        ("num_hidden_layers", 1.into()),
+                        ("tie_word_embeddings", tied.into()),
+                        ("attention_bias", bias.into()),
+                        ("mlp_bias", bias.into()),
+                    ],
+                ));
+            }
+        }
+    }
+    variants
+}
+
+fn run(options: &DemoOptions) -> DemoReport {
+    let checked = options.check().expect("options that fit together");
+    let reports = on_ranks(checked.world(), |world| run_rank(world, &checked).expect("a run"));
+    reports.into_iter().next().flatten().expect("the first rank reports")
+}
+
+fn assert_equal(report: &DemoReport, options: &DemoOptions) {
+    let syncs = u64::from(1 + options.steps + options.repeats);
+    for path in &report.paths {
+        let what =
+            format!("{} -> {} of {} by {}", report.train, report.rollout, report.model.name, path.name);
+        assert_eq!(path.verified.mismatches, 0, "{what}: {:?}", path.verified.differing);
+        assert!(path.verified.elements >= syncs * report.model.parameters, "{what}: too little was compared");
+        assert_eq!(path.seconds.repeats.len(), options.repeats as usize);
+    }
+    assert_eq!(report.losses.len(), options.steps as usize);
+}
+
+/// Every stage x trainer x rollout x way of hosting; the models take turns so that each meets every stage.
+#[test]
+fn nothing_differs_before_any_step_and_after_each() {
+    let models = variants();
+    let mut turn = 0;
+    for stage in ["zero=0", "zero=1", "zero=2", "zero=3", "zero=3,init=zero"] {
+        for (tp, dp) in [(1, 1), (2, 1), (1, 2), (2, 2), (2, 4)] {
+            for rollout_tp in 1..=4 {
+                for (copies, separate) in [(1, false), (2, false), (1, true), (2, true)] {
+                    if !separate && rollout_tp * copies > tp * dp {
+                        continue;
+                    }
+                    let options = DemoOptions {
+                        train: format!("autotp:tp={tp},dp={dp},{stage}"),
+                        rollout: format!("autotp:tp={rollout_tp},copies={copies}"),
+                        model: models[turn % models.len()].clone(),
+                        steps: 1,
+                        repeats: 0,
+                        separate,
+                        ..DemoOptions::default()
+                    };
+                    assert_equal(&run(&options), &options);
+                    turn += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_default_demo_learns_and_speaks() {
+    for base in [TINY, UNEVEN] {
+        let options = DemoOptions { model: base.into(), ..DemoOptions::default() };
+        let report = run(&options);
+        assert_equal(&report, &options);
+        assert!(report.losses[2] < report.losses[0], "{:?}", report.losses);
+        assert_ne!(report.samples.before, report.samples.after);
+        assert!(!report.samples.before.is_empty() && !report.samples.sampled.is_empty());
+        let affine = &report.paths[0];
+        assert_eq!((affine.staging_bytes_max.0, affine.rounds), (0, 0));
+        assert!(affine.bytes.sent < report.paths[1].bytes.sent);
+    }
+}
+
+#[test]
+fn more_ranks_than_key_heads_hold_nothing_of_attention() {
+    let few = model(UNEVEN, &[("num_key_value_heads", 2.into()), ("num_hidden_layers", 1.into())]);
+    for (train, rollout) in
+        [("autotp:tp=4,zero=3", "autotp:tp=3"), ("autotp:tp=2,dp=2,zero=1", "autotp:tp=4")]
+    {
+        let options = DemoOptions {
+            train: train.to_owned(),
+            rollout: rollout.to_owned(),
+            model: few.clone(),
+            steps: 1,
+            repeats: 0,
+            ..DemoOptions::default()
+        };
+        assert_equal(&run(&options), &options);
+    }
+}
+
+#[test]
+fn a_source_described_wrongly_is_named() {
+    // An even vocabulary, so that both tensor-parallel ranks store the same number of bytes.
+    let even = model(TINY, &[("vocab_size", 258.into()), ("num_hidden_layers", 1.into())]);
+    for stage in ["zero=0", "zero=1", "zero=2", "zero=3", "zero=3,init=zero"] {
+        let options = DemoOptions {
+            train: format!("autotp:tp=2,dp=2,{stage}"),
+            model: even.clone(),
+            steps: 1,
+            repeats: 0,
+            faults: Faults { swap_tp_ranks: true, ..Faults::default() },
+            ..DemoOptions::default()
+        };
+        let report = run(&options);
+        let (affine, gather) = (&report.paths[0].verified, &report.paths[1].verified);
+        assert_eq!(gather.mismatches, 0, "{stage}");
+        let up = affine.differing.iter().find(|found| found.parameter == "model.layers.0.mlp.up_proj.weight");
+        assert!(up.is_some(), "{stage}: up_proj is not among {:?}", affine.differing);
+        assert!(!report.is_equal());
+    }
+}
+
+#[test]
+fn drifted_replicas_are_refused_and_named() {
+    let checked = DemoOptions {
+        model: UNEVEN.into(),
+        faults: Faults { weight_seed_offsets: vec![0, 1], ..Faults::default() },
+        ..DemoOptions::default()
+    }
+    .check()
+    .expect("options that fit together");
+    let outcomes = on_ranks_that_may_fail(checked.world(), |world| run_rank(world, &checked).map(|_| ()));
+    let named = outcomes.iter().filter_map(|outcome| match outcome {
+        Err(TrainerError::Drifted { parameter, ranks, others }) => Some((parameter, ranks, others)),
+        _ => None,
+    });
+    let named: Vec<_> = named.collect();
+    assert!(!named.is_empty(), "{outcomes:?}");
+    for (parameter, ranks, others) in named {
+        // Embedding, norms and the biases of row-parallel layers: whatever is whole on every rank.
+        assert_eq!(parameter, "model.embed_tokens.weight");
+        assert_eq!(*ranks, [1, 3]);
+        assert_eq!(*others, 3 * 6 + 1);
+    }
+}
+
+#[test]
+fn options_that_do_not_fit_are_refused() {
+    let error = |options: DemoOptions| options.check().expect_err("a refusal").to_string();
+    let large = DemoOptions { rollout: "autotp:tp=4,copies=2".to_owned(), ..DemoOptions::default() };
+    assert_eq!(error(large), "rollout tp=4 x copies=2 needs 8 ranks, the trainer has 4");
+    let partitioned = DemoOptions { rollout: "autotp:tp=2,dp=2".to_owned(), ..DemoOptions::default() };
+    assert!(error(partitioned).contains("use tp and copies"));
+    let renamed = DemoOptions { train: "autotp:tp=2,order=1.0".to_owned(), ..DemoOptions::default() };
+    assert!(error(renamed).contains("numbers its processes from 0"));
+    let checked = DemoOptions { separate: true, ..DemoOptions::default() }.check().expect("it fits");
+    assert_eq!(checked.world(), 8);
+}
