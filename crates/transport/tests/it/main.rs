@@ -1,6 +1,6 @@
 //! Integration tests of the transports, the worlds and their collectives.
-// Helpers of tests may unwrap as tests may.
-#![allow(clippy::unwrap_used)]
+// Helpers of tests may do what tests may.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod collectives;
 mod processes;
