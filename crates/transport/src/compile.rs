@@ -84,7 +84,8 @@ fn compile_one(
             target_stride: copy.target.strides[axis],
         })
         .collect();
-    if axes.iter().any(|axis| axis.extent > 1 && (axis.source_stride == 0 || axis.target_stride == 0)) {
+    let repeats = |axis: &Axis| axis.extent > 1 && (axis.source_stride == 0 || axis.target_stride == 0);
+    if axes.iter().any(repeats) && axes.iter().all(|axis| axis.extent > 0) {
         return Err(malformed(index, "a stride is 0 along an axis of several elements"));
     }
     let begin = |buffer: &Buffer, offset: Elements| {

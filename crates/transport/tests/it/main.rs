@@ -3,5 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod collectives;
+mod conformance;
+mod fixture;
+mod kernel;
 mod processes;
+mod sync_failures;
 mod sync_processes;
