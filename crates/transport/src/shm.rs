@@ -179,3 +179,12 @@ impl Transport for Shm<'_> {
         Ok(moved)
     }
 }
+
+impl Drop for Shm<'_> {
+    fn drop(&mut self) {
+        for (&id, _) in self.shown.iter().filter(|(_, shown)| shown.is_some()) {
+            // A world that has failed keeps its storages until it ends.
+            let _withdrawn = self.world.withdraw(&[&self.published_name(id)]);
+        }
+    }
+}
