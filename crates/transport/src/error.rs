@@ -292,7 +292,7 @@ impl TransportError {
 }
 
 /// The longest cause, in bytes, that travels between ranks.
-const CAUSE_BYTES_MAX: usize = 600;
+pub(crate) const CAUSE_BYTES_MAX: usize = 600;
 
 /// Cuts a text to what travels between ranks, at a character boundary.
 pub(crate) fn shortened(mut cause: String) -> String {

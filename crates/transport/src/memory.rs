@@ -14,7 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use reshard_layout::Bytes;
@@ -76,6 +76,13 @@ pub struct SharedMemory {
     memory: OwnedFd,
     map: Option<MmapRaw>,
     length: usize,
+    identity: u64,
+}
+
+/// A number that no other handle of this process has.
+fn fresh_identity() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl SharedMemory {
@@ -89,7 +96,7 @@ impl SharedMemory {
         let map = map(memory.as_fd(), length, true)?;
         // From here on nobody can map it writable: the mapping above stays the only one.
         seal(&memory, SealFlags::FUTURE_WRITE)?;
-        Ok(Self { memory, map, length })
+        Ok(Self { memory, map, length, identity: fresh_identity() })
     }
 
     /// Takes over memory that someone else made, to read and to write.
@@ -104,7 +111,7 @@ impl SharedMemory {
     pub unsafe fn from_fd(memory: OwnedFd, expected: Bytes) -> Result<Self, TransportError> {
         let length = expect_length(expected, sealed_length(memory.as_fd())?)?;
         let map = map(memory.as_fd(), length, true)?;
-        Ok(Self { memory, map, length })
+        Ok(Self { memory, map, length, identity: fresh_identity() })
     }
 
     /// How many bytes there are.
@@ -125,6 +132,11 @@ impl SharedMemory {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` is the only writer.
         unsafe { std::slice::from_raw_parts_mut(pointer(self.map.as_ref()), self.length) }
+    }
+
+    /// Tells this handle from every other that this process has made.
+    pub(crate) fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The descriptor, to send to another process.

@@ -33,6 +33,8 @@ pub(crate) enum Request {
     Group { members: Vec<Rank>, instance: u32 },
     /// Makes a storage (the descriptor with this message) known to the others.
     Publish { name: String },
+    /// Forgets a storage, so that its memory can be freed.
+    Withdraw { name: String },
     /// Asks for a storage of a rank.
     Find { rank: Rank, name: String },
     /// Reports a failure.
@@ -50,6 +52,8 @@ pub(crate) enum Reply {
     Group,
     /// How many storages were published before this one: tells two storages of one name apart.
     Published { generation: u64 },
+    /// It is forgotten.
+    Withdrawn,
     /// The storage comes with it.
     Found { generation: u64 },
     /// The world's first failure.

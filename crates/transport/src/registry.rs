@@ -84,6 +84,10 @@ impl Registry {
             Request::Join { rank } => self.join(rank),
             Request::Group { members, instance } => self.group(from, members, instance),
             Request::Publish { name } => self.publish(from, name, descriptor),
+            Request::Withdraw { name } => {
+                self.storages.remove(&(from, name));
+                Ok((Reply::Withdrawn, None))
+            }
             Request::Find { rank, name } => self.find(rank, name),
             Request::Fail { error } => Ok((Reply::Failed { error: self.fail(error) }, None)),
             Request::Goodbye => {

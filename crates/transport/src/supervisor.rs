@@ -147,10 +147,11 @@ impl Supervisor {
 
     fn is_over(&self) -> bool {
         let ended = self.processes.iter().all(|process| process.status().is_some());
-        let quiet = ended && self.peers.is_empty() && self.deaths.is_empty();
+        let settled = ended && self.deaths.is_empty();
         let failed = self.registry.control().failure().is_some();
-        // Without processes of its own, a failed world lasts its grace period, so that others learn of it.
-        (quiet && (self.registry.all_left() || (failed && !self.processes.is_empty())))
+        let own = !self.processes.is_empty();
+        // A failed world whose ranks are not all the launcher's own lasts its grace period, so that they learn of it.
+        (settled && (self.registry.all_left() || (failed && own && self.peers.is_empty())))
             || self.grace_ends.is_some_and(|end| Instant::now() >= end)
     }
 

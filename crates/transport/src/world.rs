@@ -184,6 +184,21 @@ impl World {
         Ok(generations)
     }
 
+    /// Makes storages of this rank unknown again, known or not. Their memory is freed once this rank and all
+    /// that have mapped it let go of it.
+    ///
+    /// # Errors
+    /// The first failure of any rank.
+    pub fn withdraw(&self, names: &[&str]) -> Result<(), TransportError> {
+        for name in names {
+            let request = Request::Withdraw { name: (*name).to_owned() };
+            let (Reply::Withdrawn, _) = self.membership.ask(request, None)? else {
+                return Err(unexpected("withdrawing a storage"));
+            };
+        }
+        Ok(())
+    }
+
     /// Maps a storage that a rank has published, to read.
     ///
     /// # Errors

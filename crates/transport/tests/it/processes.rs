@@ -310,8 +310,12 @@ fn storages() {
         assert!((0..10_000u32).all(|index| bytes[index as usize] == (index * 3 + rank) as u8));
         assert_eq!(world.map(Rank(rank), "empty").unwrap().length(), Bytes(0));
     }
-    let unknown = world.map(Rank(0), "flatter").unwrap_err();
-    assert_eq!(unknown, TransportError::StorageUnknown { rank: Rank(0), name: "flatter".to_owned() });
+    group.barrier().unwrap();
+    world.withdraw(&["flat", "flatter"]).unwrap();
+    group.barrier().unwrap();
+    let unknown = world.map(Rank(0), "flat").unwrap_err();
+    assert_eq!(unknown, TransportError::StorageUnknown { rank: Rank(0), name: "flat".to_owned() });
+    assert_eq!(world.map(Rank(0), "empty").unwrap().length(), Bytes(0));
     group.barrier().unwrap();
     world.leave().unwrap();
 }
