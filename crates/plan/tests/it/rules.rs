@@ -4,8 +4,11 @@ use reshard_layout::affine::AffineFile;
 use reshard_layout::{Bytes, DType, Elements, Fill, Geometry, Kind, Layout, LayoutBuilder, Rank};
 use reshard_plan::{Policy, Request, plan, plan_with, unused_parameters, verify};
 
+/// Name, shape and dtype.
+type Named<'a> = (&'a str, &'a [u64], DType);
+
 /// A layout with each parameter whole on each rank.
-fn replicated(parameters: &[(&str, &[u64], DType)], aliases: &[(&str, usize)], ranks: u32) -> Layout {
+fn replicated(parameters: &[Named<'_>], aliases: &[(&str, usize)], ranks: u32) -> Layout {
     let mut builder = LayoutBuilder::new();
     let mut ids = Vec::new();
     for (name, shape, dtype) in parameters {
@@ -30,7 +33,7 @@ const F32: DType = DType::F32;
 #[test]
 fn refuses_what_the_layouts_do_not_say() {
     let source = replicated(&[("model.embed.weight", &[4, 2], F32), ("norm.weight", &[2], F32)], &[], 1);
-    let cases: [(&[(&str, &[u64], DType)], Kind, &str); 3] = [
+    let cases: [(&[Named<'_>], Kind, &str); 3] = [
         (
             &[("model.embed.weights", &[4, 2], F32)],
             Kind::Invalid,
@@ -71,7 +74,7 @@ fn tied_names_find_their_parameter_and_untied_onto_tied_is_refused() {
 
 #[test]
 fn balanced_spreads_what_nobody_has_and_keeps_what_is_there() {
-    // Eight ranks hold it at first, rank 0 and 1 of another world too; ranks 8..12 want it.
+    // Ranks 0 and 1 hold two vectors of 24 bytes; ranks 0 to 3 want them.
     let source = replicated(&[("a", &[6], F32), ("b", &[6], F32)], &[], 2);
     let target = replicated(&[("a", &[6], F32), ("b", &[6], F32)], &[], 4);
     let sent = |policy| plan(&source, &target, policy).unwrap().statistics.sent_by_rank;
