@@ -1,7 +1,44 @@
 //! Moves the bytes of a plan between bound storages.
 
+mod alone;
+mod ballot;
+mod binding;
+mod child;
 mod communicator;
+mod compile;
+mod control;
+mod digest;
 mod error;
+mod group;
+mod kernel;
+mod launcher;
+mod local;
+mod mailbox;
+mod memory;
+mod message;
+mod park;
+mod registry;
+mod rendezvous;
+mod shm;
+mod supervisor;
+mod sync;
+mod transport;
+mod view;
+mod world;
 
+pub use alone::Alone;
+pub use binding::{SourceBinding, TargetBinding};
 pub use communicator::Communicator;
+pub use compile::{CompiledCopy, compile};
+pub use digest::PairDigests;
 pub use error::TransportError;
+pub use group::Group;
+pub use kernel::{Axis, BoxCopy};
+pub use launcher::{DEFAULT_GRACE, Exit, Launcher, Outcome};
+pub use local::Local;
+pub use memory::{PeerMemory, SharedMemory};
+pub use shm::Shm;
+pub use sync::{Synchroniser, TargetState, Version};
+pub use transport::{Moved, Report, Transport};
+pub use view::{ReadView, WriteView};
+pub use world::{DEFAULT_TIMEOUT, RANK_VARIABLE, RENDEZVOUS_VARIABLE, World};

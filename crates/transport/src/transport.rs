@@ -1,0 +1,97 @@
+//! What a transport must do, and what it reports.
+//!
+//! ```text
+//!   offer: check the bindings, show own sources ─► (all ranks agree) ─► reach: find the others' sources
+//!        ─► (all ranks agree again) ─► move_all: run the copies whose targets are here
+//! ```
+//!
+//! A transport is made once for a plan (that compiles and checks its copies) and is used for many syncs. The
+//! order of the calls, and what happens between them, is the business of [`Synchroniser`](crate::Synchroniser).
+
+use reshard_layout::{Bytes, Rank};
+
+use crate::binding::{SourceBinding, TargetBinding};
+use crate::compile::CompiledCopy;
+use crate::digest::PairDigests;
+use crate::error::TransportError;
+
+/// Moves the bytes of one plan between storages that are bound anew at each sync.
+pub trait Transport {
+    /// The plan's fingerprint.
+    fn fingerprint(&self) -> u64;
+
+    /// Digests of the copies between this process' ranks and the others.
+    fn digests(&self) -> &PairDigests;
+
+    /// The ranks that this process reads from or that read from it, itself left out.
+    fn peers(&self) -> &[Rank];
+
+    /// Checks the bindings and makes this process' sources reachable. Returns a number that grows whenever
+    /// others must look for them again.
+    ///
+    /// # Errors
+    /// What is wrong with the bindings; the first failure of any rank.
+    fn offer(
+        &mut self,
+        sources: &SourceBinding<'_>,
+        targets: &TargetBinding<'_>,
+    ) -> Result<u64, TransportError>;
+
+    /// Finds the sources of others; `stamps` holds what each rank's `offer` returned.
+    ///
+    /// # Errors
+    /// What is wrong with the others' storages; the first failure of any rank.
+    fn reach(&mut self, stamps: &[(Rank, u64)]) -> Result<(), TransportError>;
+
+    /// Runs every copy whose target this process owns. No other rank is waited for.
+    ///
+    /// # Errors
+    /// [`TransportError::StorageMissing`] if `offer` and `reach` were not called with these bindings before.
+    fn move_all(
+        &mut self,
+        sources: &SourceBinding<'_>,
+        targets: &mut TargetBinding<'_>,
+    ) -> Result<Moved, TransportError>;
+}
+
+/// What one `move_all` moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes whose source and target rank are the same.
+    pub bytes_local: Bytes,
+    /// Bytes that came from other ranks.
+    pub bytes_sent: Bytes,
+    /// Copies that were run.
+    pub copies: u64,
+    /// Contiguous blocks that they consist of.
+    pub blocks: u64,
+    /// Rounds of messages; 0 where the target reads the source's memory.
+    pub rounds: u64,
+    /// The most memory that messages took at any time.
+    pub staging_bytes_max: Bytes,
+}
+
+impl Moved {
+    /// Counts a copy that has been run straight from source to target.
+    pub(crate) fn count(&mut self, copy: &CompiledCopy) {
+        let bytes = copy.moved.bytes();
+        if copy.source_rank == copy.target_rank {
+            self.bytes_local += bytes;
+        } else {
+            self.bytes_sent += bytes;
+        }
+        self.copies += 1;
+        self.blocks += copy.moved.blocks();
+    }
+}
+
+/// What one sync did in this process. Sums over processes are the caller's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// What was moved.
+    pub moved: Moved,
+    /// From the first agreement to the commit, seconds.
+    pub seconds: f64,
+    /// Of these, the time of the move alone, seconds.
+    pub seconds_moving: f64,
+}

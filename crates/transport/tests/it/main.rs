@@ -1,0 +1,7 @@
+//! Integration tests of the transports, the worlds and their collectives.
+// Helpers of tests may do what tests may.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod collectives;
+mod processes;
+mod sync_processes;

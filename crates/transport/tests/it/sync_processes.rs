@@ -1,0 +1,4 @@
+//! Syncs between real processes.
+
+/// The bodies that a rank process can run.
+pub(crate) const BODIES: [(&str, fn()); 0] = [];
