@@ -1,3 +1,47 @@
-//! The `reshard` program.
+//! The `reshard` program: arguments in, data on stdout, talk on stderr, an exit code that says which it was.
+//!
+//! ```text
+//! reshard plan   config.json + two topologies (or layout files) -> bytes local and sent
+//! reshard demo   train a small model and sync it into rollout engines, checking every element
+//! ```
 
-fn main() {}
+mod error;
+mod format;
+mod plan_command;
+mod side;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::format::{say, say_error};
+
+/// Move model weights between two shardings, bit for bit.
+#[derive(Debug, Parser)]
+#[command(name = "reshard", version, after_help = EXIT_CODES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 ok, 1 differs, 2 usage, 3 invalid, 4 unsupported, 5 over budget, \
+                          6 input or output, 7 a peer failed.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Plan a transfer and say what it would move. Needs no weights.
+    Plan(plan_command::PlanArguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Plan(arguments) => plan_command::run(&arguments),
+    };
+    match outcome {
+        Ok(text) => say(&text),
+        Err(error) => {
+            say_error(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -43,6 +43,8 @@ mod places;
 mod region;
 mod runs;
 mod span;
+#[cfg(feature = "strategies")]
+pub mod strategies;
 mod units;
 
 pub use error::{Finding, Kind, LayoutError};

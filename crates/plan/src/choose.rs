@@ -8,49 +8,104 @@
 //! `balanced` goes through parameters in the target's order, and in each through boxes by target rank, block
 //! and lowest corner. A rank's load is the bytes that it sends to other ranks so far.
 
-use reshard_layout::{Bytes, DType};
+use reshard_layout::{Bytes, DType, Rank, Region};
 
+use crate::error::PlanError;
 use crate::overlap::{Candidate, Meeting};
 use crate::plan::Policy;
 
+/// One question to a caller's own policy: who shall send this box to this rank?
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The target's name of the parameter.
+    pub parameter: &'a str,
+    /// The rank that wants the box.
+    pub target_rank: Rank,
+    /// The box.
+    pub region: &'a Region,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// The ranks that hold all of it, ascending.
+    pub candidates: &'a [Rank],
+}
+
+/// A caller's own policy: answers with one of the candidates.
+pub type Selector<'a> = dyn FnMut(&Request<'_>) -> Rank + 'a;
+
 /// Chooses for one parameter after another; `balanced` remembers what each rank sends.
-pub(crate) struct Chooser {
-    policy: Policy,
+pub(crate) struct Chooser<'a> {
+    how: How<'a>,
     sent: Vec<Bytes>,
 }
 
-impl Chooser {
+pub(crate) enum How<'a> {
+    Policy(Policy),
+    Selector(&'a mut Selector<'a>),
+}
+
+impl<'a> Chooser<'a> {
     /// A chooser for source ranks below `world`.
-    pub(crate) fn new(policy: Policy, world: u32) -> Self {
-        Self { policy, sent: vec![Bytes(0); world as usize] }
+    pub(crate) fn new(how: How<'a>, world: u32) -> Self {
+        Self { how, sent: vec![Bytes(0); world as usize] }
     }
 
     /// Whether equal meetings always get equal answers.
     pub(crate) fn is_stateless(&self) -> bool {
-        self.policy != Policy::Balanced
+        matches!(self.how, How::Policy(Policy::Lowest | Policy::Local))
     }
 
     /// The position of the chosen candidate of each meeting.
-    pub(crate) fn choose(&mut self, meetings: &[Meeting], dtype: DType) -> Vec<u32> {
-        meetings.iter().map(|meeting| self.one(meeting, dtype)).collect()
+    pub(crate) fn choose(
+        &mut self,
+        parameter: &str,
+        meetings: &[Meeting],
+        dtype: DType,
+    ) -> Result<Vec<u32>, PlanError> {
+        let one = |meeting| self.one(parameter, meeting, dtype);
+        meetings.iter().map(one).map(|at| at.map(|at| u32::try_from(at).unwrap_or(u32::MAX))).collect()
     }
 
-    fn one(&mut self, meeting: &Meeting, dtype: DType) -> u32 {
+    fn one(&mut self, parameter: &str, meeting: &Meeting, dtype: DType) -> Result<usize, PlanError> {
         let candidates = &meeting.candidates;
+        let bytes = meeting.elements().bytes(dtype);
         let own = candidates.iter().position(|candidate| candidate.rank == meeting.target_rank);
-        let chosen = match (self.policy, own) {
-            (Policy::Local | Policy::Balanced, Some(own)) => own,
-            (Policy::Lowest | Policy::Local, _) => 0,
-            (Policy::Balanced, None) => self.least_loaded(candidates),
+        let chosen = match (&mut self.how, own) {
+            (How::Selector(selector), _) => ask(*selector, parameter, meeting, bytes)?,
+            (How::Policy(Policy::Local | Policy::Balanced), Some(own)) => own,
+            (How::Policy(Policy::Balanced), None) => least_loaded(&self.sent, candidates),
+            (How::Policy(_), _) => 0,
         };
         if candidates[chosen].rank != meeting.target_rank {
-            self.sent[candidates[chosen].rank.index()] += meeting.elements().bytes(dtype);
+            self.sent[candidates[chosen].rank.index()] += bytes;
         }
-        u32::try_from(chosen).unwrap_or(u32::MAX)
+        Ok(chosen)
     }
+}
 
-    fn least_loaded(&self, candidates: &[Candidate]) -> usize {
-        let load = |&at: &usize| (self.sent[candidates[at].rank.index()], candidates[at].rank);
-        (0..candidates.len()).min_by_key(load).unwrap_or(0)
-    }
+fn ask(
+    selector: &mut Selector<'_>,
+    parameter: &str,
+    meeting: &Meeting,
+    bytes: Bytes,
+) -> Result<usize, PlanError> {
+    let ranks: Vec<Rank> = meeting.candidates.iter().map(|candidate| candidate.rank).collect();
+    let request = Request {
+        parameter,
+        target_rank: meeting.target_rank,
+        region: &meeting.region,
+        bytes,
+        candidates: &ranks,
+    };
+    let answer = selector(&request);
+    ranks.iter().position(|&rank| rank == answer).ok_or_else(|| PlanError::NotACandidate {
+        parameter: parameter.to_owned(),
+        region: meeting.region.clone(),
+        answer,
+        candidates: ranks,
+    })
+}
+
+fn least_loaded(sent: &[Bytes], candidates: &[Candidate]) -> usize {
+    let load = |&at: &usize| (sent[candidates[at].rank.index()], candidates[at].rank);
+    (0..candidates.len()).min_by_key(load).unwrap_or(0)
 }

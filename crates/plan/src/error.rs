@@ -60,6 +60,21 @@ pub enum PlanError {
         /// Its second name there.
         alias: String,
     },
+    /// The policy of a caller was asked for without the caller's function.
+    #[error("the policy custom is made with plan_with and a function")]
+    NoSelector,
+    /// A caller's policy named a rank that does not hold the box.
+    #[error("{parameter}: the policy chose rank {answer} for box {region}, the holders are {candidates:?}")]
+    NotACandidate {
+        /// The parameter.
+        parameter: String,
+        /// The box.
+        region: Region,
+        /// The answer.
+        answer: Rank,
+        /// The ranks that hold the box.
+        candidates: Vec<Rank>,
+    },
     /// No source rank holds a box that the target wants.
     #[error("{parameter}: no source rank holds box {region}")]
     NotHeld {

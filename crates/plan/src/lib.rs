@@ -17,9 +17,12 @@ mod names;
 mod overlap;
 mod plan;
 mod planner;
+mod verify;
 
+pub use choose::{Request, Selector};
 pub use copy::{Copy, End};
 pub use error::PlanError;
 pub use names::unused_parameters;
 pub use plan::{Plan, Policy, Statistics};
-pub use planner::plan;
+pub use planner::{plan, plan_with};
+pub use verify::{Side, Verified, VerifyError, verify};

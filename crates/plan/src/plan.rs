@@ -21,6 +21,27 @@ pub enum Policy {
     /// lowest-numbered of these.
     #[default]
     Balanced,
+    /// A caller's own choice, made by [`plan_with`](crate::plan_with).
+    Custom,
+}
+
+impl Policy {
+    /// Reads the name of a policy that needs no caller.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Lowest, Self::Local, Self::Balanced].into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// Its name, as `--policy` takes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lowest => "lowest",
+            Self::Local => "local",
+            Self::Balanced => "balanced",
+            Self::Custom => "custom",
+        }
+    }
 }
 
 /// What a plan adds up to.

@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use reshard_layout::{Block, Bytes, Dims, Elements, Instance, Layout};
+use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::choose::Chooser;
+use crate::choose::{Chooser, How, Selector};
 use crate::coalesce::{Draft, coalesce};
 use crate::copy::{Copy, End};
 use crate::error::PlanError;
@@ -27,12 +28,33 @@ use crate::plan::{Plan, Policy, Statistics, VERSION};
 /// # Errors
 /// [`PlanError`] if a parameter is missing, or the sides disagree about its shape, dtype or scale.
 pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, PlanError> {
-    let mut chooser = Chooser::new(policy, source.world());
+    if policy == Policy::Custom {
+        return Err(PlanError::NoSelector);
+    }
+    plan_how(source, target, policy, How::Policy(policy))
+}
+
+/// Like [`plan`], but asks `selector` who sends each box, once for each (target box x source box), also
+/// where there is one holder. Every rank must give the same answers: the order of questions is fixed.
+///
+/// # Errors
+/// As [`plan`], and [`PlanError::NotACandidate`] for an answer that is no holder.
+pub fn plan_with<'a>(
+    source: &Layout,
+    target: &Layout,
+    selector: &'a mut Selector<'a>,
+) -> Result<Plan, PlanError> {
+    plan_how(source, target, Policy::Custom, How::Selector(selector))
+}
+
+fn plan_how(source: &Layout, target: &Layout, policy: Policy, how: How<'_>) -> Result<Plan, PlanError> {
+    let mut chooser = Chooser::new(how, source.world());
     let mut drafts = DraftCache::default();
     let mut copies = Vec::new();
     for at in matches(source, target)? {
         let known = drafts.meetings(source, target, at)?;
-        let choice = chooser.choose(&known.meetings, target.parameter(at.target).dtype);
+        let wanted = target.parameter(at.target);
+        let choice = chooser.choose(&wanted.name, &known.meetings, wanted.dtype)?;
         let key = if chooser.is_stateless() { Vec::new() } else { choice.clone() };
         let chosen = drafts
             .chosen
@@ -45,7 +67,7 @@ pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, Pl
     let statistics = statistics(source, target, &copies);
     Ok(Plan {
         version: VERSION,
-        fingerprint: fingerprint(source, target, policy),
+        fingerprint: fingerprint(source, target, policy, &copies),
         policy,
         source: source.places().clone(),
         target: target.places().clone(),
@@ -56,11 +78,21 @@ pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, Pl
     })
 }
 
-/// Hash of planner version, policy and both layouts.
-fn fingerprint(source: &Layout, target: &Layout, policy: Policy) -> u64 {
-    let numbers = [u64::from(VERSION), policy as u64, source.fingerprint(), target.fingerprint()];
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    xxhash_rust::xxh3::xxh3_64(&bytes)
+/// Hash of planner version, policy, both layouts and the copies.
+fn fingerprint(source: &Layout, target: &Layout, policy: Policy, copies: &[Copy]) -> u64 {
+    let mut digest = Xxh3Default::new();
+    let mut feed = |numbers: &[u64]| numbers.iter().for_each(|number| digest.update(&number.to_le_bytes()));
+    feed(&[u64::from(VERSION), policy as u64, source.fingerprint(), target.fingerprint()]);
+    for copy in copies {
+        feed(&[u64::from(copy.parameter.0), copy.shape.len() as u64]);
+        feed(&copy.shape);
+        feed(&copy.origin);
+        for end in [&copy.source, &copy.target] {
+            feed(&[u64::from(end.buffer.0), end.offset.0]);
+            feed(&end.strides);
+        }
+    }
+    digest.digest()
 }
 
 #[derive(Clone)]

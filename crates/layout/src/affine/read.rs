@@ -8,6 +8,7 @@ use crate::geometry::{Block, Geometry};
 use crate::join::refine;
 use crate::layout::{Layout, LayoutBuilder};
 use crate::region::{Dims, Region, coordinate, row_major, volume};
+use crate::runs::boxes_of_run;
 use crate::units::{Bytes, DType, Elements, Rank};
 
 /// The version of the file form that is read and written.
@@ -106,6 +107,9 @@ fn blocks_of_piece(
     shard: &[u64],
     shape: &[u64],
 ) -> Result<Vec<Block>, AffineFault> {
+    if shard.len() == 1 && shape.len() != 1 && piece.shape.len() == 1 && piece.source.1 == [1] {
+        return blocks_of_run(rank, piece, shard, shape);
+    }
     let axes = |what, found| {
         (found != shape.len()).then_some(AffineFault::Axes { rank, what, expected: shape.len(), found })
     };
@@ -133,6 +137,43 @@ fn blocks_of_piece(
         scale: piece.scale.unwrap_or(1.0),
     };
     logical_boxes(rank, piece, source_offset, template, shape)
+}
+
+/// A flat piece of a flat shard: a run of the row-major parameter.
+fn blocks_of_run(
+    rank: u32,
+    piece: &AffinePiece,
+    shard: &[u64],
+    shape: &[u64],
+) -> Result<Vec<Block>, AffineFault> {
+    if piece.locations.is_empty() {
+        return Err(AffineFault::NoHolder { rank });
+    }
+    let extent = not_negative(rank, "extent", &piece.shape)?;
+    if extent[0] == 0 {
+        return Ok(Vec::new());
+    }
+    let start = not_negative(rank, "source offset", &[piece.source.0])?[0];
+    let mut offset = not_negative(rank, "dest offset", &[piece.dest.0])?[0];
+    let step = not_negative(rank, "dest stride", &piece.dest.1)?;
+    if step.as_slice() != [1] {
+        let (strides, shape) = (piece.dest.1.clone(), Dims::from_slice(shape));
+        return Err(AffineFault::NotABox { rank, strides, extent, shape });
+    }
+    inside_shard(rank, offset, &extent, &step, shard)?;
+    let total = volume(shape).unwrap_or(u64::MAX);
+    let end = start.checked_add(extent[0]).filter(|&end| end <= total);
+    let Some(end) = end else {
+        let shape = Dims::from_slice(shape);
+        return Err(AffineFault::Leaves { rank, what: "parameter", offset: start, extent, shape });
+    };
+    let scale = piece.scale.unwrap_or(1.0);
+    let block = |region: Region| {
+        let block = Block { scale, ..Block::dense(region, Elements(offset)) };
+        offset += block.region.volume();
+        block
+    };
+    Ok(boxes_of_run(shape, start..end).into_iter().map(block).collect())
 }
 
 fn not_negative(rank: u32, what: &'static str, values: &[i64]) -> Result<Dims, AffineFault> {

@@ -12,7 +12,7 @@ use crate::join::refine;
 use crate::layout::{Layout, Piece};
 use crate::places::ParameterId;
 use crate::region::{Region, row_major};
-use crate::units::{DType, Rank};
+use crate::units::{DType, Elements, Rank};
 
 impl AffineFile {
     /// Writes every parameter's affine map. Shards are dense: what lies between a rank's pieces (other
@@ -69,10 +69,7 @@ fn shard_of(
     if end - start.0 != held || of_rank.iter().any(|piece| piece.buffer != of_rank[0].buffer) {
         return None;
     }
-    let shard_shape = match of_rank {
-        [piece] if is_row_major(piece) => piece.region.extent().to_vec(),
-        _ => vec![held],
-    };
+    let shard_shape = one_box(of_rank, start).unwrap_or_else(|| vec![held]);
     let mut pieces = Vec::new();
     for piece in of_rank {
         refine(piece.region, regions, &mut |cell, holders| {
@@ -102,9 +99,21 @@ fn reach(piece: &Piece<'_>) -> u64 {
         + 1
 }
 
-fn is_row_major(piece: &Piece<'_>) -> bool {
-    let own = row_major(piece.region.extent());
-    (0..own.len()).all(|axis| piece.region.extent()[axis] == 1 || piece.strides[axis] == own[axis])
+/// The extents of the box that all pieces make together, if they lie in it row by row.
+fn one_box(of_rank: &[Piece<'_>], start: Elements) -> Option<Vec<u64>> {
+    let axes = of_rank[0].region.axes();
+    let origin = |axis: usize| of_rank.iter().map(|piece| piece.region.origin()[axis]).min().unwrap_or(0);
+    let end = |axis: usize| of_rank.iter().map(|piece| piece.region.end(axis)).max().unwrap_or(0);
+    let extent: Vec<u64> = (0..axes).map(|axis| end(axis) - origin(axis)).collect();
+    let rows = row_major(&extent);
+    let lies_in_rows = |piece: &Piece<'_>| {
+        let region = piece.region;
+        let at: u64 = (0..axes).map(|axis| (region.origin()[axis] - origin(axis)) * rows[axis]).sum();
+        piece.offset.0 - start.0 == at
+            && (0..axes).all(|axis| region.extent()[axis] == 1 || piece.strides[axis] == rows[axis])
+    };
+    let held: u64 = of_rank.iter().map(|piece| piece.region.volume()).sum();
+    (extent.iter().product::<u64>() == held && of_rank.iter().all(lies_in_rows)).then_some(extent)
 }
 
 /// Strides along axes of extent 1 say nothing in a geometry; the form wants those of the shard or the box.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use reshard_layout::{DType, Elements, Rank};
+use reshard_layout::{DType, Elements, Layout, Rank};
 use reshard_parallel::engine::{DeepSpeed, State};
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::Slot;
@@ -176,4 +176,21 @@ fn a_sub_group_of_no_elements_is_refused() {
     let error = DeepSpeed::new(&config(), &auto_tp("autotp:dp=2,zero=3"), options).unwrap_err();
     assert_eq!(error.category(), Category::Usage);
     assert_eq!(error.to_string(), "option sub_group_size must be at least 1");
+}
+
+#[test]
+fn four_thousand_ranks_are_laid_out() {
+    let config = ModelConfig::from_json(&ground_truth("models/Qwen3-8B.json").unwrap()).unwrap();
+    let (shared, whole) = (7_568_097_280, 622_638_080);
+    let volume = |layout: &Layout| layout.pieces().map(|piece| piece.region.volume()).sum::<u64>();
+
+    let topology = auto_tp("autotp:tp=8,dp=512,zero=1");
+    let engine = DeepSpeed::new(&config, &topology, ZeroOptions::default()).unwrap();
+    assert_eq!(engine.layout().unwrap().piece_count(), 399 * 4096);
+    assert_eq!(volume(&engine.optimizer_layout(State::ExpAvg).unwrap()), shared + 8 * whole);
+
+    let topology = auto_tp("autotp:tp=8,dp=512,zero=3,init=zero");
+    let engine = DeepSpeed::new(&config, &topology, ZeroOptions::default()).unwrap();
+    let (weights, states) = (engine.layout().unwrap(), engine.optimizer_layout(State::ExpAvgSq).unwrap());
+    assert_eq!((volume(&weights), volume(&states)), (shared + whole, shared + whole));
 }

@@ -90,6 +90,9 @@ fn a_sub_group_closes_once_it_is_large_enough() {
     let groups = sub_groups(std::slice::from_ref(&shards), Elements(3));
     assert_eq!(groups.iter().map(parameters).collect::<Vec<_>>(), [vec![0, 1], vec![2, 3], vec![4]]);
     assert_eq!(groups.iter().map(|g| (g.offset.0, g.length.0)).collect::<Vec<_>>(), [(0, 4), (4, 5), (9, 1)]);
+    // Reaching the size is enough.
+    let groups = sub_groups(std::slice::from_ref(&shards), Elements(4));
+    assert_eq!(groups.iter().map(parameters).collect::<Vec<_>>(), [vec![0, 1], vec![2, 3], vec![4]]);
     // As many as there are is not too few.
     assert_eq!(sub_groups(std::slice::from_ref(&shards), Elements(10)).len(), 1);
     assert_eq!(sub_groups(&[shards], Elements(1)).len(), 5);

@@ -1,0 +1,67 @@
+//! Every way in which the program can end badly, its exit code, and a hint.
+
+use std::path::PathBuf;
+
+use reshard_layout::{Kind, LayoutError};
+use reshard_parallel::{Category, ParallelError};
+use reshard_plan::{PlanError, VerifyError};
+
+/// Why a command did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    /// Arguments that contradict each other or are missing.
+    #[error("{message}")]
+    Usage { message: String, hint: Option<String> },
+    /// A file that cannot be read.
+    #[error("{}: {cause}", path.display())]
+    Read { path: PathBuf, cause: std::io::Error },
+    /// A config or topology.
+    #[error("{context}: {error}")]
+    Parallel { context: String, error: ParallelError },
+    /// A layout.
+    #[error("{context}: {error}")]
+    Layout { context: String, error: LayoutError },
+    /// Two layouts that make no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The planner made a plan that its own check refuses.
+    #[error("the plan is wrong, which is a fault of this program: {0}")]
+    Verify(#[from] VerifyError),
+    /// Output that cannot be written.
+    #[error("cannot make JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+impl CliError {
+    pub(crate) fn exit_code(&self) -> u8 {
+        let of_kind = |kind| match kind {
+            Kind::Invalid => 3,
+            Kind::Unsupported => 4,
+        };
+        match self {
+            Self::Usage { .. } => 2,
+            Self::Read { .. } | Self::Json(_) => 6,
+            Self::Parallel { error, .. } => match error.category() {
+                Category::Usage => 2,
+                Category::Invalid => 3,
+                Category::Unsupported => 4,
+            },
+            Self::Layout { error, .. } => of_kind(error.kind()),
+            Self::Plan(error) => of_kind(error.kind()),
+            Self::Verify(_) => 3,
+        }
+    }
+
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::Usage { hint, .. } => hint.clone(),
+            Self::Parallel { error, .. } if error.category() == Category::Usage => {
+                Some("a topology is written engine:key=value,..., such as autotp:tp=2,dp=4,zero=2".to_owned())
+            }
+            Self::Plan(PlanError::MissingParameter { .. }) => {
+                Some("both sides must name their parameters alike, or give aliases".to_owned())
+            }
+            _ => None,
+        }
+    }
+}

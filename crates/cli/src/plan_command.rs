@@ -1,0 +1,223 @@
+//! `reshard plan`: two sides in, bytes out. No weights are needed.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Instant;
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use reshard_layout::{Bytes, Layout};
+use reshard_plan::{Plan, Policy, plan, unused_parameters, verify};
+use serde::Serialize;
+
+use crate::error::CliError;
+use crate::format::{bytes, count, median};
+use crate::side::{self, Side};
+
+/// Arguments of `reshard plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArguments {
+    /// Hugging Face config.json of the model; needed by topologies, not by layout files
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Where the weights are: engine:key=value,... or a layout file (.json)
+    #[arg(long, value_name = "TOPOLOGY")]
+    source: String,
+    /// Where the weights shall be
+    #[arg(long, value_name = "TOPOLOGY")]
+    target: String,
+    /// Who sends a box that several ranks hold: lowest, local or balanced
+    #[arg(long, default_value = "balanced", value_parser = policy)]
+    policy: Policy,
+    /// Measure this often and report medians
+    #[arg(long, value_name = "N", default_value = "1")]
+    repeats: NonZeroUsize,
+    /// Threads that lay out the two sides; a plan does not depend on them
+    #[arg(long, value_name = "N", default_value = "1")]
+    threads: NonZeroUsize,
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
+}
+
+fn policy(name: &str) -> Result<Policy, String> {
+    Policy::parse(name).ok_or_else(|| "known are lowest, local and balanced".to_owned())
+}
+
+/// The keys of `--json`: bytes are integers, seconds are numbers.
+#[derive(Serialize)]
+struct Output {
+    parameters: u64,
+    pieces: Pieces,
+    copies: u64,
+    bytes: Moved,
+    sent_by_rank: Vec<Bytes>,
+    received_by_rank: Vec<Bytes>,
+    seconds: Seconds,
+    fingerprint: String,
+}
+
+#[derive(Serialize)]
+struct Pieces {
+    source: u64,
+    target: u64,
+}
+
+#[derive(Serialize)]
+struct Moved {
+    local: Bytes,
+    sent: Bytes,
+    total: Bytes,
+}
+
+#[derive(Serialize)]
+struct Seconds {
+    layouts: f64,
+    plan: f64,
+    verify: f64,
+}
+
+struct Measured {
+    source: Layout,
+    target: Layout,
+    plan: Plan,
+    seconds: Seconds,
+}
+
+/// Plans, proves the plan, and returns what to print.
+pub(crate) fn run(arguments: &PlanArguments) -> Result<String, CliError> {
+    let model = arguments.model.as_deref().map(side::model).transpose()?;
+    let source = Side::read("--source", &arguments.source, model.as_ref())?;
+    let target = Side::read("--target", &arguments.target, model.as_ref())?;
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut measured = measure(&source, &target, arguments)?;
+    for repeat in 0..arguments.repeats.get() {
+        if repeat > 0 {
+            measured = measure(&source, &target, arguments)?;
+        }
+        let Seconds { layouts, plan, verify } = measured.seconds;
+        for (times, time) in times.iter_mut().zip([layouts, plan, verify]) {
+            times.push(time);
+        }
+    }
+    let [layouts, plan, verify] = &mut times;
+    let seconds = Seconds { layouts: median(layouts), plan: median(plan), verify: median(verify) };
+    let output = output(&measured, seconds);
+    if arguments.json {
+        return Ok(serde_json::to_string_pretty(&output)?);
+    }
+    Ok(human(&output, &measured))
+}
+
+fn measure(source: &Side, target: &Side, arguments: &PlanArguments) -> Result<Measured, CliError> {
+    let start = Instant::now();
+    let (source, target) = if arguments.threads.get() > 1 {
+        thread::scope(|scope| {
+            let other = scope.spawn(|| target.layout());
+            let source = source.layout();
+            (source, other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    } else {
+        (source.layout(), target.layout())
+    };
+    let (source, target) = (source?, target?);
+    let layouts = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    let made = plan(&source, &target, arguments.policy)?;
+    let planned = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    verify(&made, &source, &target)?;
+    let seconds = Seconds { layouts, plan: planned, verify: start.elapsed().as_secs_f64() };
+    Ok(Measured { source, target, plan: made, seconds })
+}
+
+fn output(measured: &Measured, seconds: Seconds) -> Output {
+    let statistics = &measured.plan.statistics;
+    let (local, sent) = (statistics.bytes_local, statistics.bytes_sent);
+    Output {
+        parameters: measured.target.parameters().len() as u64,
+        pieces: Pieces { source: statistics.source_pieces, target: statistics.target_pieces },
+        copies: statistics.copies,
+        bytes: Moved { local, sent, total: local + sent },
+        sent_by_rank: statistics.sent_by_rank.clone(),
+        received_by_rank: statistics.received_by_rank.clone(),
+        seconds,
+        fingerprint: format!("{:016x}", measured.plan.fingerprint),
+    }
+}
+
+/// Ranks of which the table of senders and receivers is still readable.
+const RANKS_SHOWN: usize = 16;
+
+fn human(output: &Output, measured: &Measured) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let seconds = &output.seconds;
+    let rows = [
+        ("parameters", count(output.parameters)),
+        ("pieces", format!("{} source, {} target", count(output.pieces.source), count(output.pieces.target))),
+        ("copies", count(output.copies)),
+        ("policy", measured.plan.policy.name().to_owned()),
+        ("sent", bytes(output.bytes.sent)),
+        ("local", bytes(output.bytes.local)),
+        ("busiest sender", busiest(&output.sent_by_rank)),
+        ("busiest receiver", busiest(&output.received_by_rank)),
+        (
+            "milliseconds",
+            format!(
+                "{:.1} layouts, {:.1} plan, {:.1} verify",
+                seconds.layouts * 1e3,
+                seconds.plan * 1e3,
+                seconds.verify * 1e3
+            ),
+        ),
+        ("fingerprint", output.fingerprint.clone()),
+    ];
+    for (name, value) in rows {
+        table.add_row([name.to_owned(), value]);
+    }
+    let mut text = trimmed(&table);
+    if output.sent_by_rank.len() <= RANKS_SHOWN {
+        text.push_str("\n\nwho gets how much from whom (rows receive, columns hold):\n");
+        text.push_str(&matrix(&measured.plan));
+    }
+    let unused = unused_parameters(&measured.source, &measured.target);
+    if let Some(first) = unused.first() {
+        text.push_str(&format!("\n\n{} source parameters are not used, the first is {first}", unused.len()));
+    }
+    text
+}
+
+fn busiest(by_rank: &[Bytes]) -> String {
+    match by_rank.iter().enumerate().max_by_key(|&(rank, amount)| (*amount, std::cmp::Reverse(rank))) {
+        Some((rank, amount)) if amount.0 > 0 => format!("rank {rank}, {}", bytes(*amount)),
+        _ => "nobody".to_owned(),
+    }
+}
+
+fn matrix(plan: &Plan) -> String {
+    let world = plan.statistics.sent_by_rank.len();
+    let mut amounts = vec![vec![Bytes(0); world]; world];
+    for copy in &plan.copies {
+        let dtype = plan.target.buffer(copy.target.buffer).dtype;
+        amounts[plan.target_rank(copy).index()][plan.source_rank(copy).index()] +=
+            copy.elements().bytes(dtype);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(std::iter::once(String::new()).chain((0..world).map(|rank| rank.to_string())));
+    for (rank, row) in amounts.iter().enumerate() {
+        let cell = |amount: &Bytes| if amount.0 == 0 { ".".to_owned() } else { bytes(*amount) };
+        table.add_row(std::iter::once(rank.to_string()).chain(row.iter().map(cell)));
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    trimmed(&table)
+}
+
+/// The table without the blanks at the ends of its lines.
+fn trimmed(table: &Table) -> String {
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,127 @@
+//! `reshard plan`: the published byte counts, layout files, and what is refused how.
+
+use serde_json::Value;
+
+use crate::{config, failure, file, reshard};
+
+fn plan(source: &str, target: &str, policy: &str) -> Value {
+    let model = config();
+    let output = reshard(&[
+        "plan", "--model", &model, "--source", source, "--target", target, "--policy", policy, "--json",
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The byte model of the published sync of Qwen3-8B, worked out by hand in DeepSpeed's discussion:
+/// S = 15,136,194,560 bytes are cut over tensor parallelism, E = 1,245,276,160 are whole on every rank.
+#[test]
+fn moves_the_published_bytes() {
+    const S: u64 = 15_136_194_560;
+    const E: u64 = 1_245_276_160;
+    let cases = [
+        (2, "lowest", S / 4 + E),
+        (2, "balanced", S + 8 * E),
+        (3, "balanced", S / 4 + 2 * E),
+        (3, "lowest", S / 4 + E),
+    ];
+    for (zero, policy, local) in cases {
+        let json = plan(&format!("autotp:tp=2,dp=4,zero={zero}"), "autotp:tp=4,copies=2", policy);
+        assert_eq!(json["parameters"], 399);
+        assert_eq!(json["pieces"], serde_json::json!({"source": 3192, "target": 3192}));
+        assert_eq!(json["bytes"]["local"], local, "zero={zero} {policy}");
+        assert_eq!(json["bytes"]["sent"], 2 * S + 8 * E - local, "zero={zero} {policy}");
+        let sum = |key: &str| json[key].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
+        assert_eq!(json["bytes"]["sent"], sum("sent_by_rank"));
+        assert_eq!(json["bytes"]["sent"], sum("received_by_rank"));
+    }
+}
+
+#[test]
+fn the_json_keys_are_stable_and_the_plan_does_not_depend_on_threads() {
+    let model = config();
+    let call = |threads: &str| -> Value {
+        let sides = ["--source", "autotp:tp=2", "--target", "autotp:tp=3,first=2"];
+        let output = reshard(
+            &[&["plan", "--model", &model, "--threads", threads, "--repeats", "2", "--json"], &sides[..]]
+                .concat(),
+        );
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let one = call("1");
+    let keys: Vec<&String> = one.as_object().unwrap().keys().collect();
+    assert_eq!(
+        keys,
+        [
+            "parameters",
+            "pieces",
+            "copies",
+            "bytes",
+            "sent_by_rank",
+            "received_by_rank",
+            "seconds",
+            "fingerprint"
+        ]
+    );
+    assert_eq!(one["fingerprint"], call("2")["fingerprint"]);
+    assert_eq!(one["bytes"]["local"], 0);
+}
+
+const FILE: &str = r#"{"version":1,"dtype":"bf16","parameters":{"up":{"logical_shape":[18,4],"ranks":{
+    "0":{"shard_shape":[9,4],"pieces":[{"shape":[9,4],"source":[0,[4,1]],"dest":[0,[4,1]],"locations":[0]}]},
+    "1":{"shard_shape":[9,4],"pieces":[{"shape":[9,4],"source":[36,[4,1]],"dest":[0,[4,1]],"locations":[1]}]}}}}}"#;
+
+#[test]
+fn a_layout_file_stands_where_a_topology_stands() {
+    let (_folder, path) = file("two.json", FILE);
+    let whole = FILE.replace("[9,4]", "[18,4]");
+    let whole = format!("{}}}}}}}}}", whole.split(",\n    \"1\"").next().unwrap());
+    let (_other, target) = file("one.json", &whole);
+    let output = reshard(&["plan", "--source", &path, "--target", &target]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let text: String = text
+        .lines()
+        .filter(|line| !line.contains("milliseconds") && !line.contains("fingerprint"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    insta::assert_snapshot!("layout_files", text);
+}
+
+#[test]
+fn says_what_is_wrong_and_exits_accordingly() {
+    let model = config();
+    let (_folder, layout) = file("two.json", FILE);
+    let (_broken_folder, broken) = file("broken.json", &FILE.replace("[36,", "[40,"));
+    let (_bad_folder, bad) = file("config.json", "{\"model_type\":\"qwen3\"}");
+    let calls: [&[&str]; 10] = [
+        &["plan", "--source", "autotp:tp=2", "--target", "autotp:tp=4"],
+        &["plan", "--model", &model, "--source", "autotp:tq=2", "--target", "autotp:tp=4"],
+        &["plan", "--model", &model, "--source", "autotp:tp=2,tp=2", "--target", "autotp:tp=4"],
+        &["plan", "--model", &model, "--source", "fsdp:shard=8", "--target", "autotp:tp=4"],
+        &["plan", "--model", &model, "--source", "autotp:tp=2,zero=3,copies=2", "--target", "autotp:tp=4"],
+        &[
+            "plan",
+            "--model",
+            &model,
+            "--source",
+            "autotp:tp=2",
+            "--target",
+            "autotp:tp=4",
+            "--policy",
+            "best",
+        ],
+        &["plan", "--model", "absent.json", "--source", "autotp:tp=2", "--target", "autotp:tp=4"],
+        &["plan", "--model", &bad, "--source", "autotp:tp=2", "--target", "autotp:tp=4"],
+        &["plan", "--source", &broken, "--target", &layout],
+        &["plan", "--model", &model, "--source", &layout, "--target", "autotp:tp=4"],
+    ];
+    let mut all = String::new();
+    for call in calls {
+        let (code, text) = failure(call);
+        let shown = call[1..].join(" ").replace(&model, "MODEL").replace(&bad, "BAD");
+        let text = text.replace(&model, "MODEL").replace(&bad, "BAD").replace(&broken, "BROKEN");
+        let shown = shown.replace(&broken, "BROKEN").replace(&layout, "LAYOUT");
+        all.push_str(&format!("$ {shown}\n[{code}] {text}\n"));
+    }
+    insta::assert_snapshot!("refusals", all);
+}

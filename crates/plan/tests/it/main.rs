@@ -1,0 +1,9 @@
+//! Plans against the real planner's answers, an enumeration of every element, and the published numbers.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+mod elements;
+mod ground_truth;
+mod growth;
+mod random;
+mod rules;
