@@ -58,7 +58,7 @@ pub enum TrainerError {
     Layout(#[from] LayoutError),
     /// The trainer's layout and the rollout's make no plan.
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Plan(Box<PlanError>),
     /// Values that ranks or processes tell each other could not be read.
     #[error("message between ranks could not be read: {0}")]
     Message(#[from] serde_json::Error),
@@ -113,4 +113,10 @@ pub enum TrainerError {
         /// Tokens of the text that was continued.
         position: usize,
     },
+}
+
+impl From<PlanError> for TrainerError {
+    fn from(error: PlanError) -> Self {
+        Self::Plan(Box::new(error))
+    }
 }

@@ -7,6 +7,7 @@
 //!
 //! It knows nothing of layouts, boxes or plans. What it gathers is what the trainer's own forward pass gathers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use reshard_layout::{Bytes, Rank};
@@ -191,11 +192,11 @@ impl Expectation {
         for (index, expected) in self.shards.iter().enumerate() {
             let parameter = &model.parameters()[index];
             let found = shard_bytes(description, index, &memory);
-            let element =
-                |bytes: &[u8], at: usize| bytes.get(at * self.size..(at + 1) * self.size).map(<[u8]>::to_vec);
             let elements = expected.len() / self.size;
+            let stored = |at: usize| found.get(at * self.size..(at + 1) * self.size);
+            let right = expected.chunks_exact(self.size).enumerate();
             let wrong: Vec<usize> =
-                (0..elements).filter(|at| element(&found, *at) != element(expected, *at)).collect();
+                right.filter(|(at, right)| stored(*at) != Some(*right)).map(|(at, _)| at).collect();
             verification.elements += elements as u64;
             verification.mismatches += wrong.len() as u64;
             if let Some(first) = wrong.first() {
@@ -223,6 +224,13 @@ pub struct Mismatch {
     pub elements: u64,
     /// The first of them, as a coordinate of the whole parameter.
     pub first: Vec<u64>,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { parameter, rank, elements, first } = self;
+        write!(f, "{parameter}: {elements} elements differ on rollout rank {rank}, the first at {first:?}")
+    }
 }
 
 /// The outcome of a bitwise comparison.

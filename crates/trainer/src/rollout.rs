@@ -66,7 +66,7 @@ impl RolloutEngine {
         storages.iter_mut().for_each(Storage::poison);
         let tp_rank = description.tp_rank as usize;
         let shards = ShardStore { model: Arc::clone(&model), tp_rank, description, storages };
-        Ok(Self { decoder: Decoder::new(model, tp), shards, state: TargetState::Torn })
+        Ok(Self { decoder: Decoder::new(model, tp, Arc::default()), shards, state: TargetState::Torn })
     }
 
     /// The model.
@@ -219,13 +219,12 @@ pub(crate) fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) 
     (0..elements).flat_map(bytes).copied().collect()
 }
 
-/// Tokens as text, with what is not printable ASCII escaped.
+/// Tokens as text, with a dot for every byte that is not printable ASCII.
 #[must_use]
 pub fn spoken(tokens: &[u32]) -> String {
-    let byte = |token: &u32| u8::try_from(*token).map_or_else(|_| "<begin>".to_owned(), printable);
-    tokens.iter().map(byte).collect()
-}
-
-fn printable(byte: u8) -> String {
-    std::ascii::escape_default(byte).to_string()
+    let printable = |token: &u32| match u8::try_from(*token) {
+        Ok(byte @ b' '..=b'~') => char::from(byte),
+        _ => '\u{b7}',
+    };
+    tokens.iter().map(printable).collect()
 }

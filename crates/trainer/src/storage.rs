@@ -31,9 +31,7 @@ impl Storage {
     /// # Errors
     /// [`TrainerError::DTypeUnsupported`], or where the system has no memory left.
     pub fn allocate(spec: &StorageSpec) -> Result<Self, TrainerError> {
-        if !matches!(spec.dtype, DType::F32 | DType::Bf16) {
-            return Err(TrainerError::DTypeUnsupported { dtype: spec.dtype });
-        }
+        check_storable(spec.dtype)?;
         let memory = SharedMemory::create(spec.length.bytes(spec.dtype))?;
         Ok(Self { spec: spec.clone(), memory })
     }
@@ -98,6 +96,14 @@ impl Storage {
     pub(crate) fn poison(&mut self) {
         let length = self.spec.length.0 as usize;
         self.store(0, &vec![f32::NAN; length]);
+    }
+}
+
+/// Weights are stored as f32 or bf16.
+pub(crate) fn check_storable(dtype: DType) -> Result<(), TrainerError> {
+    match dtype {
+        DType::F32 | DType::Bf16 => Ok(()),
+        _ => Err(TrainerError::DTypeUnsupported { dtype }),
     }
 }
 

@@ -44,17 +44,14 @@ pub(crate) struct Batches {
 impl Batches {
     /// Batches for `dp` data-parallel ranks, each of which gets at least one sequence a step.
     pub(crate) fn new(text: &[u8], seed: u64, dp: usize) -> Result<Self, TrainerError> {
-        if text.len() <= SEQUENCE_TOKENS {
-            let (found, minimum) = (Bytes(text.len() as u64), Bytes(SEQUENCE_TOKENS as u64 + 1));
-            return Err(TrainerError::TextTooShort { found, minimum });
-        }
+        check_text(text)?;
         Ok(Self { text: text.into(), seed, sequences: SEQUENCES.max(dp) })
     }
 
     /// The share of one data-parallel rank of `dp` in a step.
     pub(crate) fn share(&self, step: u64, dp_rank: usize, dp: usize) -> Share {
         let starts = Stream::new(self.seed, "batch");
-        let choices = (self.text.len() - SEQUENCE_TOKENS) as u64;
+        let choices = (self.text.len() - SEQUENCE_TOKENS + 1) as u64;
         let own = self.sequences * dp_rank / dp..self.sequences * (dp_rank + 1) / dp;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for sequence in own.clone() {
@@ -68,4 +65,13 @@ impl Batches {
         let tokens_global = self.sequences * SEQUENCE_TOKENS;
         Share { inputs, targets, sequences: own.len(), tokens_global }
     }
+}
+
+/// Whether a text has at least two different sequences.
+pub(crate) fn check_text(text: &[u8]) -> Result<(), TrainerError> {
+    let (found, minimum) = (Bytes(text.len() as u64), Bytes(SEQUENCE_TOKENS as u64 + 2));
+    if found < minimum {
+        return Err(TrainerError::TextTooShort { found, minimum });
+    }
+    Ok(())
 }

@@ -91,7 +91,7 @@ impl Trainer {
         let model: Arc<Model> = Arc::clone(engine.model());
         let batches = Batches::new(text, options.seed, groups.dp.ranks().len())?;
         engine.initialise(options.weight_seed(groups.tp.position()), options.optimizer);
-        let decoder = Decoder::new(model, Arc::clone(&groups.tp));
+        let decoder = Decoder::new(model, Arc::clone(&groups.tp), Arc::clone(engine.meter()));
         Ok(Self { decoder, dp: Arc::clone(&groups.dp), engine, batches, steps: 0 })
     }
 
@@ -106,10 +106,10 @@ impl Trainer {
         &mut self.engine
     }
 
-    /// Counts the bytes of working weights (f32, filled from the storages) that blocks kept alive.
+    /// Counts the bytes of working weights that blocks kept alive.
     #[must_use]
     pub fn meter(&self) -> &Meter {
-        self.decoder.meter()
+        self.engine.meter()
     }
 
     /// Steps taken.

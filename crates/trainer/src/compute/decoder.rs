@@ -41,13 +41,9 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder for the member of the tensor-parallel group that calls.
-    pub(crate) fn new(model: Arc<Model>, tp: Arc<dyn Communicator>) -> Self {
-        Self { model, tp, meter: Arc::new(Meter::default()) }
-    }
-
-    pub(crate) fn meter(&self) -> &Meter {
-        &self.meter
+    /// A decoder for the member of the tensor-parallel group that calls; the meter counts its weights.
+    pub(crate) fn new(model: Arc<Model>, tp: Arc<dyn Communicator>, meter: Arc<Meter>) -> Self {
+        Self { model, tp, meter }
     }
 
     /// Whole logits of all tokens, (sequences x tokens, vocabulary), and the input of every block after the
@@ -76,6 +72,7 @@ impl Decoder {
         source: &dyn ShardSource,
     ) -> Result<Vec<f32>, TrainerError> {
         let shards = source.shards(block)?;
+        let _held = self.meter.hold(size_of_val(shards[0].values.as_slice()));
         let rows = self.embedding_rows(block);
         let mut hidden = plain::lookup(tokens, &shards[0].values, &rows, self.model.dimensions().hidden);
         if self.model.parameters()[shards[0].parameter].cut.is_some() {

@@ -14,7 +14,8 @@ use reshard_parallel::model::Role;
 use crate::error::TrainerError;
 use crate::model::Block;
 
-/// Counts the bytes of working weights that are alive, and the most that ever were at once.
+/// Counts the bytes of working weights that are alive, and the most that ever were at once: a block's weights in
+/// f32, and while ZeRO-3 gathers them what the collective needs besides.
 #[derive(Debug, Default)]
 pub struct Meter {
     alive: AtomicU64,
@@ -34,13 +35,24 @@ impl Meter {
         Bytes(self.peak.load(Ordering::Relaxed))
     }
 
-    fn add(&self, bytes: u64) {
+    /// Counts bytes for as long as the result lives.
+    pub(crate) fn hold(self: &Arc<Self>, bytes: usize) -> Held {
+        let bytes = bytes as u64;
         let alive = self.alive.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(alive, Ordering::Relaxed);
+        Held { meter: Arc::clone(self), bytes }
     }
+}
 
-    fn remove(&self, bytes: u64) {
-        self.alive.fetch_sub(bytes, Ordering::Relaxed);
+/// Bytes that a [`Meter`] counts as alive.
+pub(crate) struct Held {
+    meter: Arc<Meter>,
+    bytes: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.meter.alive.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -73,8 +85,7 @@ struct Entry {
 /// The non-empty weights of one block. Dropping it frees them; the meter sees that.
 pub(crate) struct Weights {
     entries: Vec<Entry>,
-    meter: Arc<Meter>,
-    bytes: u64,
+    _held: Held,
 }
 
 impl Weights {
@@ -86,9 +97,8 @@ impl Weights {
         graph: Graph,
         meter: &Arc<Meter>,
     ) -> Result<Self, TrainerError> {
-        let bytes = shards.iter().map(|shard| 4 * shard.values.len() as u64).sum();
-        meter.add(bytes);
-        let mut weights = Self { entries: Vec::new(), meter: Arc::clone(meter), bytes };
+        let bytes = shards.iter().map(|shard| size_of_val(shard.values.as_slice())).sum();
+        let mut weights = Self { entries: Vec::new(), _held: meter.hold(bytes) };
         for (&(role, parameter), shard) in block.entries().iter().zip(shards) {
             debug_assert_eq!(parameter, shard.parameter, "shards come in the block's order");
             if shard.values.is_empty() {
@@ -116,12 +126,5 @@ impl Weights {
     /// Every weight with its role and its parameter's index.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Role, usize, &Tensor)> {
         self.entries.iter().map(|entry| (entry.role, entry.parameter, &entry.tensor))
-    }
-}
-
-impl Drop for Weights {
-    fn drop(&mut self) {
-        self.entries.clear();
-        self.meter.remove(self.bytes);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! launch(options, command) ── starts ──► rank processes, each: rank_main() ─► run_rank(world, options)
 //!       ▲                                                          │ rank 0
-//!       └───────────── DemoReport as JSON, on its stdout ◄─────────┘
+//!       └─────── report, or drift, as JSON on its stdout ◄─────────┘
 //! ```
 
 mod exchange;
@@ -23,22 +23,35 @@ use std::process::{Command, Stdio};
 
 use reshard_layout::Rank;
 use reshard_transport::{Launcher, World};
+use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
+use crate::text::check_text;
 
 /// The environment variable that holds the options, as JSON, in a rank's process.
 pub const OPTIONS_VARIABLE: &str = "RESHARD_DEMO_OPTIONS";
+
+/// What the first rank's process tells the launcher.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Report(DemoReport),
+    Drifted { parameter: String, ranks: Vec<u32>, others: usize },
+}
 
 /// Starts the ranks as processes, waits for them, and gives what they found. `rank_command` makes the command of
 /// a rank: a program that calls [`rank_main`] and prints nothing to stdout.
 ///
 /// # Errors
-/// What [`DemoOptions::check`] finds; the first failure of any rank, by rank and cause.
+/// What [`DemoOptions::check`] finds, or an unusable text, before a process is started;
+/// [`TrainerError::Drifted`]; the first failure of any rank, by rank and cause.
 pub fn launch(
     options: &DemoOptions,
     mut rank_command: impl FnMut(Rank) -> Command,
 ) -> Result<DemoReport, TrainerError> {
-    let world = options.check()?.world();
+    let checked = options.check()?;
+    check_text(&checked.text()?)?;
+    let world = checked.world();
     let text = serde_json::to_string(options)?;
     let io = |operation: &str| {
         let operation = operation.to_owned();
@@ -56,9 +69,16 @@ pub fn launch(
     let launcher = Launcher::start(world as usize, commands.collect())?;
     let mut json = String::new();
     let read = reader.read_to_string(&mut json).map_err(io("read the report"));
-    launcher.wait().into_result()?;
+    let ended = launcher.wait().into_result();
     read?;
-    Ok(serde_json::from_str(&json)?)
+    match (serde_json::from_str(&json), ended) {
+        (Ok(Outcome::Drifted { parameter, ranks, others }), _) => {
+            Err(TrainerError::Drifted { parameter, ranks, others })
+        }
+        (_, Err(failure)) => Err(failure.into()),
+        (Ok(Outcome::Report(report)), Ok(_)) => Ok(report),
+        (Err(error), Ok(_)) => Err(error.into()),
+    }
 }
 
 /// The whole life of a rank's process: joins the world that [`launch`] made, runs, and on rank 0 writes the report
@@ -83,12 +103,23 @@ fn joined(world: &World) -> Result<(), TrainerError> {
         cause: std::io::Error::other(cause),
     })?;
     let options: DemoOptions = serde_json::from_str(&text)?;
-    if let Some(report) = run_rank(world, &options.check()?)? {
-        let mut json = serde_json::to_vec(&report)?;
-        json.push(b'\n');
-        std::io::stdout()
-            .write_all(&json)
-            .map_err(|cause| TrainerError::Io { operation: "write the report".to_owned(), cause })?;
+    match run_rank(world, &options.check()?) {
+        Ok(Some(report)) => tell(&Outcome::Report(report)),
+        Ok(None) => Ok(()),
+        Err(TrainerError::Drifted { parameter, ranks, others }) => {
+            if world.rank() == Rank(0) {
+                tell(&Outcome::Drifted { parameter: parameter.clone(), ranks: ranks.clone(), others })?;
+            }
+            Err(TrainerError::Drifted { parameter, ranks, others })
+        }
+        Err(error) => Err(error),
     }
-    Ok(())
+}
+
+fn tell(outcome: &Outcome) -> Result<(), TrainerError> {
+    let mut json = serde_json::to_vec(outcome)?;
+    json.push(b'\n');
+    std::io::stdout()
+        .write_all(&json)
+        .map_err(|cause| TrainerError::Io { operation: "write the report".to_owned(), cause })
 }

@@ -14,7 +14,9 @@ use reshard_plan::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
-use crate::model::BuiltIn;
+use crate::model::{BuiltIn, Model};
+use crate::storage::check_storable;
+use crate::text::DEFAULT_TEXT;
 
 /// A way of moving weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,9 +116,9 @@ impl Default for DemoOptions {
 
 /// Options with their topologies and model read and found to fit together.
 ///
-/// Invariants, in the order of their checks: (1) topologies and model are well formed; (2) the trainer numbers its
-/// ranks from 0 in order, and so does the rollout, from 0 or with `separate` from the end of the trainer's; (3) the
-/// rollout stores plain weights; (4) without `separate` it has at most as many ranks as the trainer.
+/// Invariants, in the order of their checks: (1) the trainer numbers its ranks from 0 in order, and so does the
+/// rollout, from 0 or with `separate` from the end of the trainer's; (2) the rollout stores plain weights;
+/// (3) without `separate` it has at most as many ranks as the trainer; (4) the model can be trained and cut.
 #[derive(Clone, Debug)]
 pub struct CheckedOptions {
     pub(crate) train: AutoTp,
@@ -129,8 +131,9 @@ impl DemoOptions {
     /// Reads and checks the topologies and the model.
     ///
     /// # Errors
-    /// [`TrainerError::Parallel`] for what is malformed, [`TrainerError::RolloutTooLarge`],
-    /// [`TrainerError::RanksRenamed`], [`TrainerError::RolloutPartitioned`].
+    /// [`TrainerError::Parallel`] for what is malformed, [`TrainerError::RanksRenamed`],
+    /// [`TrainerError::RolloutPartitioned`], [`TrainerError::RolloutTooLarge`],
+    /// [`TrainerError::DTypeUnsupported`], [`TrainerError::VocabularyTooSmall`].
     pub fn check(&self) -> Result<CheckedOptions, TrainerError> {
         let train = in_order(&self.train)?;
         let mut rollout = in_order(&self.rollout)?;
@@ -149,6 +152,10 @@ impl DemoOptions {
             });
         }
         let config = ModelConfig::from_json(&self.model.config_json)?;
+        check_storable(config.dtype())?;
+        for topology in [&train, &rollout] {
+            Model::new(&config, topology.tp())?;
+        }
         Ok(CheckedOptions { train, rollout, config, options: self.clone() })
     }
 }
@@ -158,6 +165,15 @@ impl CheckedOptions {
     #[must_use]
     pub fn world(&self) -> u32 {
         if self.options.separate { self.train.world() + self.rollout.world() } else { self.train.world() }
+    }
+
+    /// The text to train on.
+    pub(crate) fn text(&self) -> Result<Vec<u8>, TrainerError> {
+        match &self.options.text {
+            None => Ok(DEFAULT_TEXT.as_bytes().to_vec()),
+            Some(path) => std::fs::read(path)
+                .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause }),
+        }
     }
 
     /// The topology that the source layout is made of: the trainer's, unless a fault is planted.

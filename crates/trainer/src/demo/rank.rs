@@ -27,7 +27,6 @@ use crate::error::TrainerError;
 use crate::gather::{Delivery, Parties};
 use crate::model::Model;
 use crate::rollout::{Choice, RolloutEngine, spoken};
-use crate::text::DEFAULT_TEXT;
 use crate::trainer::{Groups, Trainer, TrainerOptions};
 use crate::zero::ZeroEngine;
 
@@ -232,17 +231,12 @@ fn start_trainer(
     let model = Arc::new(Model::new(&options.config, options.train.tp())?);
     let groups = Groups::new(world, &deepspeed, slot)?;
     let engine = ZeroEngine::new(model, &deepspeed, slot, &groups)?;
-    let text = match &options.options.text {
-        Some(path) => std::fs::read(path)
-            .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause })?,
-        None => DEFAULT_TEXT.as_bytes().to_vec(),
-    };
     let trainer_options = TrainerOptions {
         seed: options.options.seed,
         weight_seed_offsets: options.options.faults.weight_seed_offsets.clone(),
         ..TrainerOptions::default()
     };
-    let trainer = Trainer::new(engine, &groups, &text, &trainer_options)?;
+    let trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options)?;
     Ok((trainer, groups))
 }
 

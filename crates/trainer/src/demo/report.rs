@@ -127,7 +127,7 @@ pub struct MemoryReport {
     pub kept_bytes: Bytes,
     /// Gradients that outlive a block.
     pub gradient_bytes: Bytes,
-    /// The most bytes of working weights (f32) that were alive at once while computing: one block's, since
-    /// backward gathers and computes a block again rather than keep its graph.
+    /// The most bytes of working weights that were alive at once while computing: one block's in f32, with what
+    /// ZeRO-3 needs to gather them. Backward fills and computes a block again rather than keep its graph.
     pub working_weight_bytes_max: Bytes,
 }

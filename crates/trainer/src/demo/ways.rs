@@ -155,9 +155,6 @@ pub(super) fn gather_sync(
 fn verdict(verification: &Verification) -> Result<(), String> {
     match verification.differing.first() {
         None => Ok(()),
-        Some(first) => Err(format!(
-            "{} elements differ, the first at {:?} of {} on rank {}",
-            verification.mismatches, first.first, first.parameter, first.rank
-        )),
+        Some(first) => Err(first.to_string()),
     }
 }

@@ -25,7 +25,7 @@ use reshard_parallel::engine::{DeepSpeed, State};
 use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::Stage;
 
-use crate::compute::{Gradient, Shard, ShardSource};
+use crate::compute::{Gradient, Meter, Shard, ShardSource};
 use crate::error::TrainerError;
 use crate::initial::initial_shard;
 use crate::model::{Block, Model};
@@ -55,6 +55,7 @@ pub struct ZeroEngine {
     tp_rank: usize,
     storages: Storages,
     kind: Kind,
+    meter: Arc<Meter>,
     received: Vec<bool>,
     optimizer: AdamW,
     updates: u64,
@@ -83,6 +84,7 @@ impl ZeroEngine {
             tp_rank: tp_rank as usize,
             storages,
             kind,
+            meter: Arc::default(),
             received,
             optimizer: AdamW::default(),
             updates: 0,
@@ -93,6 +95,11 @@ impl ZeroEngine {
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Counts the bytes of working weights.
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
     }
 
     /// What this rank stores of the weights, or of an optimizer state: the description that its layout is made of.
@@ -217,7 +224,9 @@ impl ShardSource for ZeroEngine {
             Kind::Flat(_) => {
                 parameters.iter().map(|parameter| self.storages.read_whole(*parameter)).collect()
             }
-            Kind::Sliced(engine) => engine.gather(&self.storages.get(Stored::Weights)[0], &parameters)?,
+            Kind::Sliced(engine) => {
+                engine.gather(&self.storages.get(Stored::Weights)[0], &parameters, &self.meter)?
+            }
         };
         let shard = |(parameter, values): (usize, Vec<f32>)| Shard {
             parameter,

@@ -17,7 +17,7 @@ use reshard_transport::Communicator;
 use super::Stored;
 use super::adamw::AdamW;
 use super::states::Storages;
-use crate::compute::Gradient;
+use crate::compute::{Gradient, Meter};
 use crate::error::TrainerError;
 use crate::storage::{Storage, widen};
 use crate::trainer::Groups;
@@ -32,6 +32,13 @@ pub(super) struct SlicedEngine {
     first_replica: bool,
     /// One buffer a sub-group, of the own slots.
     gradients: Vec<Vec<f32>>,
+}
+
+/// Summed gradients of one slot.
+struct Reduced {
+    group: usize,
+    range: Range<usize>,
+    sums: Vec<f32>,
 }
 
 /// A parameter's slot: its sub-group, and where it lies in it.
@@ -95,10 +102,12 @@ impl SlicedEngine {
         &self,
         weights: &Storage,
         parameters: &[usize],
+        meter: &Arc<Meter>,
     ) -> Result<Vec<Vec<f32>>, TrainerError> {
         let dtype = weights.spec().dtype;
         let size = dtype.size() as usize;
         let mut shards = vec![Vec::new(); parameters.len()];
+        let mut held = Vec::new();
         for over in ORDER {
             let slots: Vec<(usize, Slot<'_>)> = self.select(over, parameters.iter().copied());
             let mine: Vec<u8> =
@@ -108,6 +117,9 @@ impl SlicedEngine {
             }
             let communicator = self.communicator(over);
             let mut all = vec![0; mine.len() * communicator.ranks().len()];
+            let widened = all.len() / size * size_of::<f32>();
+            held.push(meter.hold(widened));
+            let _staging = meter.hold(mine.len() + all.len());
             communicator.all_gather(&mine, &mut all)?;
             for part in all.chunks_exact(mine.len()) {
                 let mut rest = part;
@@ -146,20 +158,15 @@ impl SlicedEngine {
 
     pub(super) fn accept(&mut self, gradients: Vec<Gradient>) -> Result<(), TrainerError> {
         for over in ORDER {
-            let reduced = self.reduce(over, &gradients)?;
-            for (group, range, values) in reduced {
-                self.gradients[group][range].copy_from_slice(&values);
+            for Reduced { group, range, sums } in self.reduce(over, &gradients)? {
+                self.gradients[group][range].copy_from_slice(&sums);
             }
         }
         Ok(())
     }
 
-    /// Sums gradients over a group, each rank getting only its slots: (sub-group, range in it, sums).
-    fn reduce(
-        &self,
-        over: PartitionOver,
-        gradients: &[Gradient],
-    ) -> Result<Vec<(usize, Range<usize>, Vec<f32>)>, TrainerError> {
+    /// Sums gradients over a group, each rank getting only its slots.
+    fn reduce(&self, over: PartitionOver, gradients: &[Gradient]) -> Result<Vec<Reduced>, TrainerError> {
         let slots = self.select(over, gradients.iter().map(|gradient| gradient.parameter));
         let room: usize = slots.iter().map(|(_, slot)| slot.length()).sum();
         if room == 0 {
@@ -183,7 +190,7 @@ impl SlicedEngine {
         let mut reduced = Vec::new();
         for (_, slot) in &slots {
             let (values, tail) = rest.split_at(slot.length());
-            reduced.push((slot.group, slot.in_group(), values.to_vec()));
+            reduced.push(Reduced { group: slot.group, range: slot.in_group(), sums: values.to_vec() });
             rest = tail;
         }
         Ok(reduced)

@@ -52,18 +52,21 @@ fn assert_equal(report: &DemoReport, options: &DemoOptions) {
     assert_eq!(report.losses.len(), options.steps as usize);
 }
 
-/// Every stage x trainer x rollout x way of hosting; the models take turns so that each meets every stage.
+/// Every stage x trainer x rollout x way of hosting; models and numbers of copies take turns, so that each meets
+/// every stage.
 #[test]
 fn nothing_differs_before_any_step_and_after_each() {
     let models = variants();
-    let mut turn = 0;
+    let mut turn: usize = 0;
     for stage in ["zero=0", "zero=1", "zero=2", "zero=3", "zero=3,init=zero"] {
         for (tp, dp) in [(1, 1), (2, 1), (1, 2), (2, 2), (2, 4)] {
             for rollout_tp in 1..=4 {
-                for (copies, separate) in [(1, false), (2, false), (1, true), (2, true)] {
-                    if !separate && rollout_tp * copies > tp * dp {
+                for separate in [false, true] {
+                    let most = if separate { 2 } else { tp * dp / rollout_tp };
+                    if most == 0 {
                         continue;
                     }
+                    let copies = (1 + turn / 2 % 2).min(most);
                     let options = DemoOptions {
                         train: format!("autotp:tp={tp},dp={dp},{stage}"),
                         rollout: format!("autotp:tp={rollout_tp},copies={copies}"),

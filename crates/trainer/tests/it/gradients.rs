@@ -9,8 +9,8 @@ use crate::harness::{in_f32, with_trainers};
 fn models() -> Vec<(&'static str, ModelConfig)> {
     let layers = ("num_hidden_layers", 2.into());
     vec![
-        ("tiny", in_f32(TINY, &[layers.clone()])),
-        ("uneven", in_f32(UNEVEN, &[layers.clone()])),
+        ("tiny", in_f32(TINY, std::slice::from_ref(&layers))),
+        ("uneven", in_f32(UNEVEN, std::slice::from_ref(&layers))),
         ("uneven tied", in_f32(UNEVEN, &[layers.clone(), ("tie_word_embeddings", true.into())])),
         ("llama", in_f32(UNEVEN, &[layers, ("model_type", "llama".into())])),
     ]
@@ -46,9 +46,7 @@ fn gradients_are_slopes() {
     for (name, config) in models() {
         with_trainers(&config, "autotp:tp=1", &TrainerOptions::default(), |trainer| {
             let gradients = gradients(trainer);
-            let count = gradients.len();
-            for parameter in 0..count {
-                let gradient = &gradients[parameter];
+            for (parameter, gradient) in gradients.iter().enumerate() {
                 // The steepest element: its slope stands out from rounding.
                 let steepest = |best: usize, index: usize| {
                     if gradient[index].abs() > gradient[best].abs() { index } else { best }

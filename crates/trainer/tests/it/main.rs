@@ -3,5 +3,6 @@
 mod demo;
 mod gradients;
 mod harness;
+mod processes;
 mod rollout;
 mod training;
