@@ -96,16 +96,16 @@ pub enum TrainerError {
     },
     /// Replicas differ, so that a sync would depend on which of them is read.
     #[error(
-        "replicas of {parameter:?} differ: ranks {ranks:?} hold other values than the lowest holder \
-         ({others} more parameters differ)"
+        "replicas of {parameter:?} differ: ranks {ranks:?} hold other values than the lowest holder{}",
+        also(others)
     )]
     Drifted {
         /// The first parameter with differing replicas.
         parameter: String,
         /// The ranks that differ from the lowest-numbered holder.
         ranks: Vec<u32>,
-        /// How many more parameters have drifted.
-        others: usize,
+        /// The other parameters that have drifted.
+        others: Vec<String>,
     },
     /// Logits are not numbers: some weight was never written.
     #[error("the logits after {position} tokens are not numbers: some weight was never written")]
@@ -119,4 +119,8 @@ impl From<PlanError> for TrainerError {
     fn from(error: PlanError) -> Self {
         Self::Plan(Box::new(error))
     }
+}
+
+fn also(others: &[String]) -> String {
+    if others.is_empty() { String::new() } else { format!("; so do those of {}", others.join(", ")) }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! slices of ZeRO --all-gather--> shard of one tensor-parallel rank --all-gather--> whole parameter
-//!                                                  rollout rank r takes its elements one by one <-'
+//!                                                  rollout rank r copies its rows or columns <----'
 //! ```
 //!
 //! It knows nothing of layouts, boxes or plans. What it gathers is what the trainer's own forward pass gathers.

@@ -208,15 +208,14 @@ pub(crate) fn shard_bytes<'a>(
     runs.flat_map(bytes).copied().collect()
 }
 
-/// A rank's part of a whole parameter, element by element.
+/// A rank's part of a whole parameter: a stretch of every row that the cut axis has, one after another.
 pub(crate) fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) -> Vec<u8> {
+    let Some(cut) = &parameter.cut else { return whole.to_vec() };
     let size = whole.len() / parameter.elements();
-    let elements = parameter.shard_shape(tp_rank).iter().product();
-    let bytes = |index| {
-        let at = parameter.logical_index(tp_rank, index) * size;
-        &whole[at..at + size]
-    };
-    (0..elements).flat_map(bytes).copied().collect()
+    let inner: usize = parameter.shape[cut.axis + 1..].iter().product::<usize>() * size;
+    let range = &cut.ranges[tp_rank];
+    let rows = whole.chunks_exact(parameter.shape[cut.axis] * inner);
+    rows.flat_map(|row| &row[range.start * inner..range.end * inner]).copied().collect()
 }
 
 /// Tokens as text, with a dot for every byte that is not printable ASCII.

@@ -10,6 +10,7 @@ mod exchange;
 mod options;
 mod rank;
 mod report;
+mod summary;
 mod ways;
 
 pub use options::{CheckedOptions, DemoModel, DemoOptions, Faults, Path};
@@ -36,7 +37,7 @@ pub const OPTIONS_VARIABLE: &str = "RESHARD_DEMO_OPTIONS";
 #[serde(rename_all = "lowercase")]
 enum Outcome {
     Report(DemoReport),
-    Drifted { parameter: String, ranks: Vec<u32>, others: usize },
+    Drifted { parameter: String, ranks: Vec<u32>, others: Vec<String> },
 }
 
 /// Starts the ranks as processes, waits for them, and gives what they found. `rank_command` makes the command of
@@ -103,16 +104,16 @@ fn joined(world: &World) -> Result<(), TrainerError> {
         cause: std::io::Error::other(cause),
     })?;
     let options: DemoOptions = serde_json::from_str(&text)?;
-    match run_rank(world, &options.check()?) {
-        Ok(Some(report)) => tell(&Outcome::Report(report)),
-        Ok(None) => Ok(()),
-        Err(TrainerError::Drifted { parameter, ranks, others }) => {
-            if world.rank() == Rank(0) {
-                tell(&Outcome::Drifted { parameter: parameter.clone(), ranks: ranks.clone(), others })?;
-            }
-            Err(TrainerError::Drifted { parameter, ranks, others })
-        }
-        Err(error) => Err(error),
+    let outcome = run_rank(world, &options.check()?);
+    if let Err(TrainerError::Drifted { parameter, ranks, others }) = &outcome
+        && world.rank() == Rank(0)
+    {
+        let (parameter, ranks, others) = (parameter.clone(), ranks.clone(), others.clone());
+        tell(&Outcome::Drifted { parameter, ranks, others })?;
+    }
+    match outcome? {
+        Some(report) => tell(&Outcome::Report(report)),
+        None => Ok(()),
     }
 }
 

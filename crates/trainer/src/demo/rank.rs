@@ -7,20 +7,16 @@
 //! ```
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use reshard_layout::{Bytes, Layout};
 use reshard_parallel::engine::DeepSpeed;
-use reshard_parallel::topology::{AutoTp, Slot};
+use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::ZeroOptions;
-use reshard_plan::Plan;
 use reshard_transport::{Communicator, World};
 
 use super::exchange::everyones;
 use super::options::{CheckedOptions, Path};
-use super::report::{
-    DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,
-};
+use super::report::{DemoReport, MemoryReport, ModelReport, Samples};
+use super::summary::{Planned, path_report, plan};
 use super::ways::{AffineWay, SyncRecord, gather_sync};
 use crate::drift::drifted;
 use crate::error::TrainerError;
@@ -33,12 +29,6 @@ use crate::zero::ZeroEngine;
 const PROMPT: &str = "The keeper ";
 const SAMPLE_TOKENS: usize = 48;
 const SAMPLE_TEMPERATURE: f64 = 0.8;
-
-/// Both layouts, the plan, and how long they took.
-struct Planned {
-    plan: Plan,
-    seconds: PathSeconds,
-}
 
 /// Runs one rank of the demo in a world of [`CheckedOptions::world`] ranks. The first rank gets the report.
 ///
@@ -87,20 +77,6 @@ pub fn run_rank(world: &World, options: &CheckedOptions) -> Result<Option<DemoRe
     rank.report(options, &planned, losses, &records, samples)
 }
 
-fn plan(options: &CheckedOptions) -> Result<Planned, TrainerError> {
-    let start = Instant::now();
-    let layout = |topology: &AutoTp| -> Result<Layout, TrainerError> {
-        Ok(DeepSpeed::new(&options.config, topology, ZeroOptions::default())?.layout()?)
-    };
-    let source = layout(&options.described_source()?)?;
-    let target = layout(&options.rollout)?;
-    let layouts = start.elapsed().as_secs_f64();
-    let start = Instant::now();
-    let plan = reshard_plan::plan(&source, &target, options.options.policy)?;
-    let seconds = PathSeconds { layouts, plan: start.elapsed().as_secs_f64(), ..PathSeconds::default() };
-    Ok(Planned { plan, seconds })
-}
-
 /// What a rank is made of: a trainer, a rollout engine, both, or, beyond the rollout's ranks, one of the two.
 struct RankJob {
     everyone: Arc<dyn Communicator>,
@@ -144,14 +120,12 @@ impl RankJob {
     fn refuse_drift(&self) -> Result<(), TrainerError> {
         let Some((trainer, groups)) = &self.trainer else { return Ok(()) };
         let drifts = drifted(trainer.engine(), groups)?;
-        match drifts.first() {
-            None => Ok(()),
-            Some(first) => Err(TrainerError::Drifted {
-                parameter: first.parameter.clone(),
-                ranks: first.ranks.iter().map(|rank| rank.0).collect(),
-                others: drifts.len() - 1,
-            }),
-        }
+        let Some((first, others)) = drifts.split_first() else { return Ok(()) };
+        Err(TrainerError::Drifted {
+            parameter: first.parameter.clone(),
+            ranks: first.ranks.iter().map(|rank| rank.0).collect(),
+            others: others.iter().map(|drift| drift.parameter.clone()).collect(),
+        })
     }
 
     /// Targets become NaN, so that what a sync leaves out is seen; then all ranks start together.
@@ -258,54 +232,4 @@ fn delivery(world: &World, options: &CheckedOptions) -> Result<Delivery, Trainer
         return Ok(Delivery::Broadcast(None));
     }
     Ok(Delivery::Broadcast(Some(Arc::new(world.group(&members)?))))
-}
-
-/// Puts the records of all ranks together: one list a rank, in the order of the syncs.
-fn path_report(path: Path, planned: &Planned, records: &[&[SyncRecord]], steps: usize) -> PathReport {
-    let syncs = records.first().map_or(0, |records| records.len());
-    let slowest = |sync: usize| records.iter().map(|records| records[sync].seconds).fold(0.0, f64::max);
-    let mut seconds = match path {
-        Path::Affine => planned.seconds.clone(),
-        Path::Gather => PathSeconds::default(),
-    };
-    if syncs > 0 {
-        seconds.first = slowest(0);
-    }
-    seconds.repeats = (steps + 1..syncs).map(slowest).collect();
-    let mut bytes = PathBytes::default();
-    let (mut staging, mut rounds) = (Bytes(0), 0);
-    for record in records.iter().filter_map(|records| records.first()) {
-        bytes.local += record.bytes_local;
-        bytes.sent += record.bytes_sent;
-        staging = staging.max(record.staging_bytes_max);
-        rounds = rounds.max(record.rounds);
-    }
-    let mut verified = Verified::default();
-    for sync in 0..syncs {
-        let outcomes = records.iter().map(|records| &records[sync].verification);
-        let is_first = verified.differing.is_empty();
-        for outcome in outcomes {
-            verified.elements += outcome.elements;
-            verified.mismatches += outcome.mismatches;
-            if is_first {
-                verified.differing.extend(outcome.differing.iter().cloned());
-            }
-        }
-    }
-    let pieces = match path {
-        Path::Affine => Pieces {
-            source: planned.plan.statistics.source_pieces,
-            target: planned.plan.statistics.target_pieces,
-        },
-        Path::Gather => Pieces::default(),
-    };
-    PathReport {
-        name: path.name().to_owned(),
-        seconds,
-        bytes,
-        staging_bytes_max: staging,
-        rounds,
-        pieces,
-        verified,
-    }
 }

@@ -43,13 +43,13 @@ struct Reduced {
 
 /// A parameter's slot: its sub-group, and where it lies in it.
 #[derive(Clone, Copy)]
-struct Slot<'a> {
+struct OwnSlot<'a> {
     group: usize,
     sub_group: &'a SubGroup,
     entry: &'a SliceEntry,
 }
 
-impl Slot<'_> {
+impl OwnSlot<'_> {
     /// The slot in the sub-group's states and gradients.
     fn in_group(&self) -> Range<usize> {
         let start = self.entry.offset.0 as usize;
@@ -90,10 +90,10 @@ impl SlicedEngine {
         }
     }
 
-    fn slot(&self, parameter: usize) -> Option<Slot<'_>> {
+    fn slot(&self, parameter: usize) -> Option<OwnSlot<'_>> {
         self.groups.iter().enumerate().find_map(|(group, sub_group)| {
             let entry = sub_group.entries.iter().find(|entry| entry.parameter == parameter)?;
-            Some(Slot { group, sub_group, entry })
+            Some(OwnSlot { group, sub_group, entry })
         })
     }
 
@@ -109,7 +109,7 @@ impl SlicedEngine {
         let mut shards = vec![Vec::new(); parameters.len()];
         let mut held = Vec::new();
         for over in ORDER {
-            let slots: Vec<(usize, Slot<'_>)> = self.select(over, parameters.iter().copied());
+            let slots: Vec<(usize, OwnSlot<'_>)> = self.select(over, parameters.iter().copied());
             let mine: Vec<u8> =
                 slots.iter().flat_map(|(_, slot)| weights.raw(slot.in_weights())).copied().collect();
             if mine.is_empty() {
@@ -137,7 +137,11 @@ impl SlicedEngine {
     }
 
     /// Those parameters that are partitioned over a group, with their positions in the list.
-    fn select(&self, over: PartitionOver, parameters: impl Iterator<Item = usize>) -> Vec<(usize, Slot<'_>)> {
+    fn select(
+        &self,
+        over: PartitionOver,
+        parameters: impl Iterator<Item = usize>,
+    ) -> Vec<(usize, OwnSlot<'_>)> {
         let slots = parameters.map(|parameter| self.slot(parameter)).enumerate();
         slots
             .filter_map(|(index, slot)| Some((index, slot?)))

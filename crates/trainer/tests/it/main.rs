@@ -5,4 +5,5 @@ mod gradients;
 mod harness;
 mod processes;
 mod rollout;
+mod states;
 mod training;

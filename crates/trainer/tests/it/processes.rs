@@ -58,5 +58,5 @@ fn drift_reaches_the_launcher_by_name() {
     let output = run(&options);
     assert_ne!(output.status.code(), Some(0));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("Drifted") && said.contains("model.embed_tokens.weight"), "{said}");
+    assert!(said.contains("Drifted") && said.contains("model.layers.0.mlp.down_proj.bias"), "{said}");
 }
