@@ -27,6 +27,10 @@ pub(crate) enum CliError {
     /// The planner made a plan that its own check refuses.
     #[error("the plan is wrong, which is a fault of this program: {0}")]
     Verify(#[from] VerifyError),
+    /// The demo.
+    #[cfg(feature = "demo")]
+    #[error(transparent)]
+    Demo(#[from] reshard_trainer::TrainerError),
     /// Output that cannot be written.
     #[error("cannot make JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -38,17 +42,20 @@ impl CliError {
             Kind::Invalid => 3,
             Kind::Unsupported => 4,
         };
+        let of_category = |category| match category {
+            Category::Usage => 2,
+            Category::Invalid => 3,
+            Category::Unsupported => 4,
+        };
         match self {
             Self::Usage { .. } => 2,
             Self::Read { .. } | Self::Json(_) => 6,
-            Self::Parallel { error, .. } => match error.category() {
-                Category::Usage => 2,
-                Category::Invalid => 3,
-                Category::Unsupported => 4,
-            },
+            Self::Parallel { error, .. } => of_category(error.category()),
             Self::Layout { error, .. } => of_kind(error.kind()),
             Self::Plan(error) => of_kind(error.kind()),
             Self::Verify(_) => 3,
+            #[cfg(feature = "demo")]
+            Self::Demo(error) => demo_code(error, of_category, of_kind),
         }
     }
 
@@ -63,5 +70,25 @@ impl CliError {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(feature = "demo")]
+fn demo_code(
+    error: &reshard_trainer::TrainerError,
+    of_category: impl Fn(Category) -> u8,
+    of_kind: impl Fn(Kind) -> u8,
+) -> u8 {
+    use reshard_trainer::TrainerError as Error;
+    match error {
+        Error::Parallel(error) => of_category(error.category()),
+        Error::RolloutTooLarge { .. } | Error::RanksRenamed { .. } | Error::RolloutPartitioned { .. } => 2,
+        Error::Layout(error) => of_kind(error.kind()),
+        Error::Plan(error) => of_kind(error.kind()),
+        Error::Drifted { .. } => 1,
+        Error::DTypeUnsupported { .. } => 4,
+        Error::Io { .. } | Error::Message(_) => 6,
+        Error::Transport(_) => 7,
+        _ => 3,
     }
 }

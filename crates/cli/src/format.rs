@@ -3,16 +3,17 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use comfy_table::Table;
 use reshard_layout::Bytes;
 
 use crate::error::CliError;
 
-/// Writes data to stdout. A reader that went away is no failure; anything else is.
-pub(crate) fn say(text: &str) -> ExitCode {
+/// Writes data to stdout and returns `code`. A reader that went away is no failure; anything else is.
+pub(crate) fn say(text: &str, code: ExitCode) -> ExitCode {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::from(6),
-        _ => ExitCode::SUCCESS,
+        _ => code,
     }
 }
 
@@ -60,4 +61,9 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
         odd if odd % 2 == 1 => values[middle],
         _ => f64::midpoint(values[middle - 1], values[middle]),
     }
+}
+
+/// The table without the blanks at the ends of its lines.
+pub(crate) fn trimmed(table: &Table) -> String {
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }

@@ -5,6 +5,8 @@
 //! reshard demo   train a small model and sync it into rollout engines, checking every element
 //! ```
 
+#[cfg(feature = "demo")]
+mod demo_command;
 mod error;
 mod format;
 mod plan_command;
@@ -31,17 +33,37 @@ const EXIT_CODES: &str = "Exit codes: 0 ok, 1 differs, 2 usage, 3 invalid, 4 uns
 enum Command {
     /// Plan a transfer and say what it would move. Needs no weights.
     Plan(plan_command::PlanArguments),
+    /// Train a small model, sync it into rollout engines of another sharding, check every element.
+    #[cfg(feature = "demo")]
+    Demo(demo_command::DemoArguments),
+    /// One rank of the demo; started by it.
+    #[cfg(feature = "demo")]
+    #[command(name = demo_command::RANK_COMMAND, hide = true)]
+    DemoRank,
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Command::Plan(arguments) => plan_command::run(&arguments),
+        Command::Plan(arguments) => plan_command::run(&arguments).map(|text| (text, ExitCode::SUCCESS)),
+        #[cfg(feature = "demo")]
+        Command::Demo(arguments) => demo_command::run(&arguments),
+        #[cfg(feature = "demo")]
+        Command::DemoRank => return rank(),
     };
     match outcome {
-        Ok(text) => say(&text),
+        Ok((text, code)) => say(&text, code),
         Err(error) => {
             say_error(&error);
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+/// A rank says nothing: its launcher reports the first failure of all of them.
+#[cfg(feature = "demo")]
+fn rank() -> ExitCode {
+    match demo_command::run_rank() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(error.exit_code()),
     }
 }

@@ -12,7 +12,7 @@ use reshard_plan::{Plan, Policy, plan, unused_parameters, verify};
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::format::{bytes, count, median};
+use crate::format::{bytes, count, median, trimmed};
 use crate::side::{self, Side};
 
 /// Arguments of `reshard plan`.
@@ -41,7 +41,8 @@ pub(crate) struct PlanArguments {
     json: bool,
 }
 
-fn policy(name: &str) -> Result<Policy, String> {
+/// Reads `--policy`.
+pub(crate) fn policy(name: &str) -> Result<Policy, String> {
     Policy::parse(name).ok_or_else(|| "known are lowest, local and balanced".to_owned())
 }
 
@@ -215,9 +216,4 @@ fn matrix(plan: &Plan) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     trimmed(&table)
-}
-
-/// The table without the blanks at the ends of its lines.
-fn trimmed(table: &Table) -> String {
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }

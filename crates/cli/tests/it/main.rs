@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "demo")]
+mod demo;
 mod plan;
 
 use std::path::PathBuf;

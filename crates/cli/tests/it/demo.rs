@@ -1,0 +1,216 @@
+//! `reshard demo` in real processes: a representative set of shapes, bad input, and deaths.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::{failure, file, reshard};
+
+fn config(width: u32, tied: bool, bias: bool) -> String {
+    format!(
+        r#"{{"model_type":"qwen3","hidden_size":64,"num_hidden_layers":1,"num_attention_heads":8,
+        "num_key_value_heads":4,"head_dim":8,"intermediate_size":{width},"vocab_size":258,
+        "tie_word_embeddings":{tied},"attention_bias":{bias},"mlp_bias":{bias},"rms_norm_eps":1e-6,
+        "rope_theta":10000,"torch_dtype":"bfloat16"}}"#
+    )
+}
+
+fn demo(arguments: &[&str]) -> Value {
+    let output = reshard(&[&["demo", "--json"], arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Every ZeRO kind, trainer shape, rollout tp and kind of model at least once; `make matrix` runs all.
+#[test]
+fn a_representative_set_has_no_mismatch() {
+    let (_one, tied) = file("tied.json", &config(144, true, false));
+    let (_two, tied_uneven) = file("tied_uneven.json", &config(18, true, true));
+    let set: [(&str, &str, &str, &[&str]); 12] = [
+        ("tiny", "autotp:tp=1,dp=1,zero=0", "autotp:tp=1", &[]),
+        ("uneven", "autotp:tp=2,dp=1,zero=0", "autotp:tp=1,copies=2", &[]),
+        ("tiny", "autotp:tp=1,dp=2,zero=1", "autotp:tp=2", &[]),
+        ("uneven", "autotp:tp=2,dp=2,zero=1", "autotp:tp=4", &[]),
+        (&tied, "autotp:tp=2,dp=2,zero=2", "autotp:tp=3", &[]),
+        (&tied_uneven, "autotp:tp=2,dp=2,zero=2", "autotp:tp=2,copies=2", &["--policy", "lowest"]),
+        ("tiny", "autotp:tp=2,dp=4,zero=3", "autotp:tp=4,copies=2", &[]),
+        ("uneven", "autotp:tp=2,dp=4,zero=3,init=zero", "autotp:tp=3,copies=2", &["--policy", "local"]),
+        (&tied, "autotp:tp=2,dp=2,zero=3,init=dp", "autotp:tp=4", &[]),
+        (&tied_uneven, "autotp:tp=2,dp=2,zero=3,init=zero", "autotp:tp=4", &["--separate"]),
+        ("uneven", "autotp:tp=1,dp=2,zero=3", "autotp:tp=3,copies=2", &["--separate"]),
+        ("tiny", "autotp:tp=2,dp=1,zero=2", "autotp:tp=1,copies=2", &["--separate"]),
+    ];
+    for (model, train, rollout, more) in set {
+        let base =
+            ["--model", model, "--train", train, "--rollout", rollout, "--steps", "2", "--repeats", "1"];
+        let report = demo(&[&base[..], more].concat());
+        let paths = report["paths"].as_array().unwrap();
+        assert_eq!(paths.len(), 2);
+        for path in paths {
+            assert_eq!(path["verified"]["mismatches"], 0, "{train} {rollout}");
+            // Before any step, after each of two, and once more.
+            let target: u64 =
+                path["bytes"]["local"].as_u64().unwrap() + path["bytes"]["sent"].as_u64().unwrap();
+            if path["name"] == "affine" {
+                assert_eq!(path["verified"]["elements"], 4 * target / 2, "{train} {rollout}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_json_keys_are_stable() {
+    let report = demo(&["--steps", "1", "--repeats", "0"]);
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+    assert_eq!(keys(&report), "model train rollout losses paths samples memory");
+    let path = &report["paths"][0];
+    assert_eq!(keys(path), "name seconds bytes staging_bytes_max rounds pieces verified");
+    assert_eq!(keys(&path["seconds"]), "layouts plan first repeats");
+    assert_eq!(keys(&path["verified"]), "elements mismatches differing");
+}
+
+#[test]
+fn refuses_bad_input_by_name_and_number() {
+    let (_a, no_heads) = file("a.json", r#"{"model_type":"qwen3","hidden_size":64}"#);
+    let (_b, heads) = file(
+        "b.json",
+        &config(18, false, false).replace(r#""num_attention_heads":8"#, r#""num_attention_heads":6"#),
+    );
+    let (_c, short) = file("short.txt", "too short");
+    let calls: [&[&str]; 10] = [
+        &["--train", "autotp:tp=2,dp=1", "--rollout", "autotp:tp=2,copies=2"],
+        &["--train", "autotp:tp=0"],
+        &["--train", "autotp:tp=2,zero=7"],
+        &["--train", "autotp:tp=2,init=zero"],
+        &["--rollout", "autotp:tp=2,dp=2"],
+        &["--paths", "affine,teleport"],
+        &["--text", "absent.txt"],
+        &["--text", &short],
+        &["--model", &no_heads],
+        &["--model", &heads],
+    ];
+    let mut all = String::new();
+    for call in calls {
+        let (code, text) = failure(&[&["demo"], call].concat());
+        let mut shown = format!("$ {}\n[{code}] {text}\n", call.join(" "));
+        for (path, name) in [(&no_heads, "NO_HEADS"), (&heads, "HEADS"), (&short, "SHORT")] {
+            shown = shown.replace(path.as_str(), name);
+        }
+        all.push_str(&shown);
+    }
+    insta::assert_snapshot!("demo_refusals", all);
+}
+
+#[test]
+fn planted_faults_are_found_and_named() {
+    let (_folder, even) = file("even.json", &config(144, false, true));
+    let (code, text) = {
+        let output = reshard(&[
+            "demo",
+            "--model",
+            &even,
+            "--train",
+            "autotp:tp=2,dp=1,zero=3",
+            "--rollout",
+            "autotp:tp=2",
+            "--fault",
+            "swapped-ranks",
+            "--steps",
+            "0",
+        ]);
+        let both = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(both).unwrap())
+    };
+    assert_ne!(code, 0);
+    assert!(text.contains("up_proj"), "{text}");
+    let (code, text) = failure(&["demo", "--model", &even, "--fault", "drift"]);
+    assert_ne!(code, 0);
+    assert!(text.contains("replicas of \"model.embed_tokens.weight\" differ"), "{text}");
+}
+
+/// Processes below one, by reading /proc.
+fn descendants(of: u32) -> BTreeSet<u32> {
+    let mut all = BTreeSet::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let mut fields = after_name.split_whitespace();
+        let (state, parent) = (fields.next(), fields.next().and_then(|parent| parent.parse::<u32>().ok()));
+        if parent == Some(of) && state != Some("Z") {
+            all.insert(pid);
+        }
+    }
+    all
+}
+
+fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
+}
+
+fn shared_memory_files() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A demo that would train for hours, with its four ranks running.
+fn endless() -> (Child, BTreeSet<u32>) {
+    let program = assert_cmd::cargo::cargo_bin("reshard");
+    let launcher = Command::new(program)
+        .args(["demo", "--steps", "1000000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ranks = BTreeSet::new();
+    wait_until("the start of four ranks", || {
+        ranks = descendants(launcher.id());
+        ranks.len() == 4
+    });
+    (launcher, ranks)
+}
+
+fn signal(pid: u32, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_killed_rank_ends_the_demo_with_one_error() {
+    let before = shared_memory_files();
+    let (mut launcher, ranks) = endless();
+    signal(*ranks.last().unwrap(), "KILL");
+    let status = launcher.wait().unwrap();
+    let mut text = String::new();
+    launcher.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(status.code(), Some(7), "{text}");
+    assert!(text.starts_with("error: rank ") && text.lines().count() == 1, "{text}");
+    assert!(text.contains("signal 9") || text.contains("SIGKILL") || text.contains("killed"), "{text}");
+    assert!(ranks.iter().all(|&rank| !is_alive(rank)));
+    assert!(shared_memory_files().is_subset(&before));
+}
+
+#[test]
+fn nothing_is_left_when_the_launcher_dies() {
+    let before = shared_memory_files();
+    for name in ["KILL", "INT", "TERM"] {
+        let (mut launcher, ranks) = endless();
+        signal(launcher.id(), name);
+        assert!(!launcher.wait().unwrap().success());
+        wait_until("the end of all ranks", || ranks.iter().all(|&rank| !is_alive(rank)));
+    }
+    assert!(shared_memory_files().is_subset(&before));
+}
