@@ -205,7 +205,7 @@ pub(crate) fn shard_bytes<'a>(
         let range = stored_range(run);
         &memory(run.storage)[range.start * size..range.end * size]
     };
-    runs.flat_map(bytes).copied().collect()
+    runs.map(bytes).collect::<Vec<_>>().concat()
 }
 
 /// A rank's part of a whole parameter: a stretch of every row that the cut axis has, one after another.
@@ -215,7 +215,7 @@ pub(crate) fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) 
     let inner: usize = parameter.shape[cut.axis + 1..].iter().product::<usize>() * size;
     let range = &cut.ranges[tp_rank];
     let rows = whole.chunks_exact(parameter.shape[cut.axis] * inner);
-    rows.flat_map(|row| &row[range.start * inner..range.end * inner]).copied().collect()
+    rows.map(|row| &row[range.start * inner..range.end * inner]).collect::<Vec<_>>().concat()
 }
 
 /// Tokens as text, with a dot for every byte that is not printable ASCII.

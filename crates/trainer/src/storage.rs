@@ -107,17 +107,18 @@ pub(crate) fn check_storable(dtype: DType) -> Result<(), TrainerError> {
     }
 }
 
-/// Widens the bytes of f32 or bf16 elements to f32. Exact.
+/// Widens the bytes of f32 or bf16 elements to f32. Exact. Bytes from a collective need not be aligned; those that
+/// are take the fast way.
 pub(crate) fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    // Bytes from a collective need not be aligned, so elements are read one by one.
     match dtype {
-        DType::Bf16 => {
-            bytes.chunks_exact(2).map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32()).collect()
-        }
-        _ => {
-            let word = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-            bytes.chunks_exact(4).map(word).collect()
-        }
+        DType::Bf16 => match bytemuck::try_cast_slice::<u8, bf16>(bytes) {
+            Ok(values) => values.to_f32_vec(),
+            Err(_) => bytes.as_chunks().0.iter().map(|pair| bf16::from_ne_bytes(*pair).to_f32()).collect(),
+        },
+        _ => match bytemuck::try_cast_slice::<u8, f32>(bytes) {
+            Ok(values) => values.to_vec(),
+            Err(_) => bytes.as_chunks().0.iter().map(|word| f32::from_ne_bytes(*word)).collect(),
+        },
     }
 }
 

@@ -123,7 +123,7 @@ impl Decoder {
     fn own_columns(&self, block: &Block, whole: &[f32]) -> Vec<f32> {
         let own = self.head_columns(block)[self.tp.position()].clone();
         let rows = whole.chunks_exact(self.model.dimensions().vocabulary);
-        rows.flat_map(|row| row[own.clone()].iter().copied()).collect()
+        rows.map(|row| &row[own.clone()]).collect::<Vec<_>>().concat()
     }
 }
 

@@ -24,7 +24,7 @@ use crate::gather::{Delivery, Parties};
 use crate::model::Model;
 use crate::rollout::{Choice, RolloutEngine, spoken};
 use crate::trainer::{Groups, Trainer, TrainerOptions};
-use crate::zero::ZeroEngine;
+use crate::zero::{AdamW, ZeroEngine};
 
 const PROMPT: &str = "The keeper ";
 const SAMPLE_TOKENS: usize = 48;
@@ -208,7 +208,7 @@ fn start_trainer(
     let trainer_options = TrainerOptions {
         seed: options.options.seed,
         weight_seed_offsets: options.options.faults.weight_seed_offsets.clone(),
-        ..TrainerOptions::default()
+        optimizer: AdamW::for_width(options.config.hidden_size()),
     };
     let trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options)?;
     Ok((trainer, groups))

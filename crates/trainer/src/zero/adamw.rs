@@ -26,6 +26,15 @@ impl Default for AdamW {
     }
 }
 
+impl AdamW {
+    /// The default for a model of some hidden width: wide models learn at a lower rate.
+    #[must_use]
+    pub fn for_width(hidden: u64) -> Self {
+        let default = Self::default();
+        Self { rate: default.rate * (64.0 / hidden as f32).min(1.0), ..default }
+    }
+}
+
 /// The same stretch of a master and of its moments.
 pub(super) struct Stretch<'a> {
     pub(super) master: &'a mut [f32],

@@ -195,6 +195,6 @@ impl FlatEngine {
         let mut all = vec![0; longest * ranks];
         self.dp.all_gather(&mine, &mut all)?;
         let parts = all.chunks_exact(longest).enumerate();
-        Ok(parts.flat_map(|(rank, part)| part[..held(rank).len() * size].iter().copied()).collect())
+        Ok(parts.map(|(rank, part)| &part[..held(rank).len() * size]).collect::<Vec<_>>().concat())
     }
 }

@@ -110,8 +110,8 @@ impl SlicedEngine {
         let mut held = Vec::new();
         for over in ORDER {
             let slots: Vec<(usize, OwnSlot<'_>)> = self.select(over, parameters.iter().copied());
-            let mine: Vec<u8> =
-                slots.iter().flat_map(|(_, slot)| weights.raw(slot.in_weights())).copied().collect();
+            let own = slots.iter().map(|(_, slot)| weights.raw(slot.in_weights()));
+            let mine: Vec<u8> = own.collect::<Vec<_>>().concat();
             if mine.is_empty() {
                 continue;
             }
