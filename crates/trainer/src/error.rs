@@ -121,6 +121,12 @@ impl From<PlanError> for TrainerError {
     }
 }
 
+/// Names a few; the rest are counted.
 fn also(others: &[String]) -> String {
-    if others.is_empty() { String::new() } else { format!("; so do those of {}", others.join(", ")) }
+    const NAMED: usize = 4;
+    match others.len() {
+        0 => String::new(),
+        count if count <= NAMED => format!("; so do those of {}", others.join(", ")),
+        count => format!("; so do those of {} and {} more", others[..NAMED].join(", "), count - NAMED),
+    }
 }

@@ -7,6 +7,7 @@
 //! ```
 
 mod exchange;
+mod faults;
 mod options;
 mod rank;
 mod report;

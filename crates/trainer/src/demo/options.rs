@@ -65,7 +65,8 @@ impl From<BuiltIn> for DemoModel {
 pub struct Faults {
     /// Seed offsets of the initial weights, by tensor-parallel rank: replicas drift apart.
     pub weight_seed_offsets: Vec<u64>,
-    /// Describe the source with the first two ranks of every tensor-parallel group in each other's place.
+    /// Describe the source with the first two ranks of every tensor-parallel group in each other's place, wherever
+    /// both hold as much of a parameter.
     pub swap_tp_ranks: bool,
 }
 
@@ -174,21 +175,6 @@ impl CheckedOptions {
             Some(path) => std::fs::read(path)
                 .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause }),
         }
-    }
-
-    /// The topology that the source layout is made of: the trainer's, unless a fault is planted.
-    pub(crate) fn described_source(&self) -> Result<AutoTp, TrainerError> {
-        if !self.options.faults.swap_tp_ranks || self.train.tp().get() < 2 {
-            return Ok(self.train.clone());
-        }
-        let tp = self.train.tp().get();
-        let swapped = (0..self.train.world()).map(|rank| match rank % tp {
-            0 => rank + 1,
-            1 => rank - 1,
-            _ => rank,
-        });
-        let order: Vec<String> = swapped.map(|rank| rank.to_string()).collect();
-        autotp(&format!("{},order={}", self.train, order.join(".")))
     }
 }
 

@@ -14,10 +14,12 @@ use reshard_parallel::topology::AutoTp;
 use reshard_parallel::zero::ZeroOptions;
 use reshard_plan::Plan;
 
+use super::faults::swap_tp_ranks;
 use super::options::{CheckedOptions, Path};
 use super::report::{PathBytes, PathReport, PathSeconds, Pieces, Verified};
 use super::ways::SyncRecord;
 use crate::error::TrainerError;
+use crate::model::Model;
 
 /// Both layouts, the plan, and how long they took.
 pub(super) struct Planned {
@@ -31,7 +33,11 @@ pub(super) fn plan(options: &CheckedOptions) -> Result<Planned, TrainerError> {
     let layout = |topology: &AutoTp| -> Result<Layout, TrainerError> {
         Ok(DeepSpeed::new(&options.config, topology, ZeroOptions::default())?.layout()?)
     };
-    let source = layout(&options.described_source()?)?;
+    let mut source = layout(&options.train)?;
+    if options.options.faults.swap_tp_ranks {
+        let model = Model::new(&options.config, options.train.tp())?;
+        source = swap_tp_ranks(&source, &options.train, &model)?;
+    }
     let target = layout(&options.rollout)?;
     let layouts = start.elapsed().as_secs_f64();
     let start = Instant::now();
