@@ -71,7 +71,7 @@ impl<'p> Shm<'p> {
             mapped: others.iter().map(|copy| (copy.source, None)).collect(),
             peers: peers.into_iter().collect(),
             stamp: 0,
-            digests: PairDigests::new(plan, world.size()),
+            digests: PairDigests::new(plan, rank),
             copies,
         })
     }

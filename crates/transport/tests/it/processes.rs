@@ -5,7 +5,7 @@
 
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reshard_layout::{Bytes, Rank};
 use reshard_transport::{Communicator, Launcher, Outcome, SharedMemory, TransportError, World};
@@ -14,10 +14,12 @@ use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 const BODY: &str = "RESHARD_TEST_BODY";
 
 /// The bodies that a rank process can run.
-const BODIES: [(&str, fn()); 8] = [
+const BODIES: [(&str, fn()); 10] = [
     ("meet", meet),
     ("wait_forever", wait_forever),
-    ("killed", || killed(Rank(2))),
+    ("killed", || killed(Rank(2), "SIGKILL")),
+    ("killed_stranger", || killed(Rank(2), "killed or crashed")),
+    ("bad_exit", bad_exit),
     ("report", report),
     ("panic", panic),
     ("storages", storages),
@@ -109,7 +111,8 @@ fn wait_forever() {
     // The last rank never calls: it waits for a failure, and the others wait for it.
     let error = if world.rank().index() + 1 == world.size() {
         world.group(&[world.rank()]).unwrap();
-        std::thread::park();
+        // Longer than the test, and an end if nobody kills it.
+        std::thread::park_timeout(Duration::from_secs(60));
         return;
     } else {
         group.barrier().unwrap_err()
@@ -118,7 +121,8 @@ fn wait_forever() {
     std::process::exit(7);
 }
 
-fn killed(victim: Rank) {
+/// The victim kills itself; the others exit with 7 if they are told so in these words.
+fn killed(victim: Rank, words: &str) {
     let world = World::from_environment().unwrap();
     let group = world.everyone().unwrap();
     let mut data = vec![1.0; 200_000];
@@ -128,7 +132,7 @@ fn killed(victim: Rank) {
         }
         if let Err(error) = group.all_reduce(&mut data) {
             let TransportError::PeerFailed { rank, cause } = error else { panic!("{error}") };
-            assert_eq!((rank, cause.contains("SIGKILL")), (victim, true), "{cause}");
+            assert_eq!((rank, cause.contains(words)), (victim, true), "{cause}");
             std::process::exit(7);
         }
     }
@@ -146,6 +150,33 @@ fn survivors_of_a_kill_in_a_collective_name_the_dead() {
         "{failure}"
     );
     assert_eq!(codes(&outcome), [Some(7), Some(7), None, Some(7)]);
+}
+
+#[test]
+fn the_death_of_a_stranger_is_seen_too() {
+    let commands = vec![(Rank(0), command("killed_stranger")), (Rank(1), command("killed_stranger"))];
+    let launcher = Launcher::start(3, commands).unwrap();
+    let mut stranger = command("killed_stranger");
+    stranger.env("RESHARD_RENDEZVOUS", launcher.name()).env("RESHARD_RANK", "2");
+    let mut stranger = stranger.spawn().unwrap();
+    let outcome = launcher.wait();
+    assert!(!stranger.wait().unwrap().success());
+    assert!(matches!(outcome.failure, Some(TransportError::PeerFailed { rank: Rank(2), .. })));
+    assert_eq!(codes(&outcome), [Some(7), Some(7)]);
+}
+
+fn bad_exit() {
+    let world = World::from_environment().unwrap();
+    let code = world.rank().0.cast_signed();
+    world.leave().unwrap();
+    std::process::exit(code);
+}
+
+#[test]
+fn a_bad_exit_after_a_goodbye_is_a_failure() {
+    let outcome = run(2, "bad_exit");
+    let cause = "process ended with exit status: 1".to_owned();
+    assert_eq!(outcome.failure, Some(TransportError::PeerFailed { rank: Rank(1), cause }));
 }
 
 /// Waits for the others; the failing rank may have failed before the group is even made.
@@ -242,7 +273,9 @@ fn ranks_die_with_a_killed_launcher() {
     for id in line.split(' ') {
         let id = id.parse::<i32>().unwrap();
         // The kernel has sent the kill by now; whoever adopts the orphan reaps it. A zombie is dead too.
+        let start = Instant::now();
         while std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(start.elapsed() < Duration::from_secs(30), "rank process {id} outlives its launcher");
             std::thread::yield_now();
         }
     }
@@ -254,6 +287,19 @@ fn a_foreign_rank_loses_its_launcher_but_not_its_voice() {
     let world = World::join(launcher.name(), Rank(0)).unwrap();
     drop(launcher);
     assert_eq!(world.everyone().unwrap_err(), TransportError::LauncherGone { rank: Rank(0) });
+}
+
+#[test]
+fn a_parked_rank_sees_that_its_launcher_is_gone() {
+    let launcher = Launcher::start(2, Vec::new()).unwrap();
+    let name = launcher.name().to_owned();
+    let other = std::thread::spawn(move || World::join(&name, Rank(1)).unwrap());
+    let world = World::join(launcher.name(), Rank(0)).unwrap();
+    let _silent = other.join().unwrap();
+    let group = world.everyone().unwrap();
+    let waiting = std::thread::spawn(move || group.barrier().unwrap_err());
+    drop(launcher);
+    assert_eq!(waiting.join().unwrap(), TransportError::LauncherGone { rank: Rank(0) });
 }
 
 #[test]
@@ -289,7 +335,12 @@ fn ranks_that_cannot_be_are_refused() {
     second.leave().unwrap();
     first.join().unwrap();
     assert_eq!(launcher.wait().failure, None);
-    assert!(matches!(World::join(&name, Rank(0)), Err(TransportError::NoRendezvous { .. })));
+    // A process that another test is starting may hold the listening socket for the moment before it runs.
+    let error = World::join(&name, Rank(0)).unwrap_err();
+    assert!(
+        matches!(error, TransportError::NoRendezvous { .. } | TransportError::LauncherGone { .. }),
+        "{error}"
+    );
     let twice = vec![(Rank(0), command("meet")), (Rank(0), command("meet"))];
     assert_eq!(Launcher::start(2, twice).unwrap_err(), TransportError::RankTaken { rank: Rank(0) });
 }
