@@ -202,13 +202,14 @@ fn place(places: &mut Places, rank: u32, index: usize, dtype: DType, elements: u
 
 /// Padding of every kind: a run, every other element of some rows, one element, none.
 fn paddings(places: &mut Places, rank: u32) -> Vec<Fill> {
-    let kinds: [(DType, &[u64], &[u64], &[u8]); 4] = [
+    type Kind<'a> = (DType, &'a [u64], &'a [u64], &'a [u8]);
+    let kinds: [Kind<'_>; 4] = [
         (DType::Bf16, &[7], &[1], &[0x12, 0x34]),
         (DType::F32, &[2, 3], &[9, 2], &[1, 2, 3, 4]),
         (DType::F64, &[], &[], &[1, 2, 3, 4, 5, 6, 7, 8]),
         (DType::U8, &[3, 0], &[1, 1], &[9]),
     ];
-    let fill = |(index, (dtype, shape, strides, value)): (usize, (DType, &[u64], &[u64], &[u8]))| {
+    let fill = |(index, (dtype, shape, strides, value)): (usize, Kind<'_>)| {
         let last: u64 =
             shape.iter().zip(strides).map(|(extent, stride)| extent.saturating_sub(1) * stride).sum();
         let end = place(places, rank, index, dtype, last + 1, strides);
