@@ -8,45 +8,42 @@
 //!
 //! A rank that planned its share alone holds no more than its row and column; that is what is compared.
 
+use std::collections::BTreeMap;
+
 use reshard_layout::{Buffer, Places, Rank};
 use reshard_plan::{End, Plan};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Digests of a plan's copies by pair of ranks; 0 for a pair without copies.
+/// Digests of the copies of a plan from and to one rank, by pair of source and target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PairDigests {
-    size: usize,
-    by_pair: Vec<u64>,
+    by_pair: BTreeMap<(Rank, Rank), u64>,
 }
 
 impl PairDigests {
-    /// Digests every copy of a plan whose ranks are below `size`, and none of the others.
+    /// Digests the copies that `rank` reads or that are read from it, in plan order.
     #[must_use]
-    pub fn new(plan: &Plan, size: usize) -> Self {
-        let mut states: Vec<Option<Xxh3Default>> = vec![None; size * size];
+    pub fn new(plan: &Plan, rank: Rank) -> Self {
+        let mut states: BTreeMap<(Rank, Rank), Xxh3Default> = BTreeMap::new();
         for copy in &plan.copies {
-            let (source, target) = (plan.source_rank(copy).index(), plan.target_rank(copy).index());
-            if source >= size || target >= size {
+            let (source, target) = (plan.source_rank(copy), plan.target_rank(copy));
+            if source != rank && target != rank {
                 continue;
             }
-            let state = states[source * size + target].get_or_insert_with(Xxh3Default::new);
+            let state = states.entry((source, target)).or_default();
             add_end(state, &plan.source, &copy.source);
             add_end(state, &plan.target, &copy.target);
             add_numbers(state, &copy.shape);
             add_numbers(state, &[u64::from(copy.parameter.0)]);
             add_numbers(state, &copy.origin);
         }
-        let by_pair = states.into_iter().map(|state| state.map_or(0, |state| state.digest())).collect();
-        Self { size, by_pair }
+        Self { by_pair: states.into_iter().map(|(pair, state)| (pair, state.digest())).collect() }
     }
 
-    /// The digest of the copies from one rank to another; 0 for none, and for ranks that are not digested.
+    /// The digest of the copies from one rank to another; 0 where there are none.
     #[must_use]
     pub fn pair(&self, source: Rank, target: Rank) -> u64 {
-        if source.index() >= self.size || target.index() >= self.size {
-            return 0;
-        }
-        self.by_pair[source.index() * self.size + target.index()]
+        self.by_pair.get(&(source, target)).copied().unwrap_or(0)
     }
 }
 

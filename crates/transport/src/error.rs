@@ -201,6 +201,14 @@ pub enum TransportError {
         /// What does not fit.
         cause: String,
     },
+    /// A fill whose parts do not fit together.
+    #[error("fill {fill} is malformed: {cause}")]
+    FillMalformed {
+        /// The fill's position in the plan.
+        fill: usize,
+        /// What does not fit.
+        cause: String,
+    },
     /// Memory from a file descriptor has another length than expected.
     #[error("shared memory has {found} bytes, expected {expected}")]
     MemoryLength {

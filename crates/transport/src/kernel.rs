@@ -43,6 +43,9 @@ enum Case {
     Many { outer: Vec<Loop>, inner: Loop },
 }
 
+/// Steps along either side of a tile: 64 elements of two bytes are two cache lines.
+const TILE: usize = 64;
+
 /// A box copy, ready to run.
 ///
 /// Invariants: every block that the loops reach lies before `source_end` and `target_end`, and both ends fit
@@ -194,9 +197,11 @@ unsafe fn walk_many(
     target: *mut u8,
     move_block: &impl Fn(*const u8, *mut u8),
 ) {
-    let Some((first, rest)) = outer.split_first() else {
+    let (first, rest) = match outer {
+        [] => return,
         // SAFETY: passed on.
-        return unsafe { walk_uniform(inner, source, target, move_block) };
+        [plane] => return unsafe { walk_plane(*plane, inner, source, target, move_block) },
+        [first, rest @ ..] => (first, rest),
     };
     for index in 0..first.count {
         // SAFETY: by the caller, in bounds.
@@ -204,6 +209,35 @@ unsafe fn walk_many(
             let source = source.add(index * first.source_pitch);
             let target = target.add(index * first.target_pitch);
             walk_many(rest, inner, source, target, move_block);
+        }
+    }
+}
+
+/// Two loops, in tiles where they run across each other: a transpose then reads whole cache lines.
+///
+/// # Safety
+/// Every block that the loops reach must be valid for `move_block`.
+unsafe fn walk_plane(
+    outer: Loop,
+    inner: Loop,
+    source: *const u8,
+    target: *mut u8,
+    move_block: &impl Fn(*const u8, *mut u8),
+) {
+    // Loops are ordered by target pitch; the source runs across if its pitches are ordered the other way.
+    let is_across = outer.source_pitch < inner.source_pitch;
+    let (outer_tile, inner_tile) = if is_across { (TILE, TILE) } else { (1, inner.count) };
+    for outer_begin in (0..outer.count).step_by(outer_tile) {
+        for inner_begin in (0..inner.count).step_by(inner_tile) {
+            let tile = Loop { count: inner_tile.min(inner.count - inner_begin), ..inner };
+            for index in outer_begin..(outer_begin + outer_tile).min(outer.count) {
+                // SAFETY: by the caller, in bounds: the tiles cut the two loops into parts.
+                unsafe {
+                    let source = source.add(index * outer.source_pitch + inner_begin * inner.source_pitch);
+                    let target = target.add(index * outer.target_pitch + inner_begin * inner.target_pitch);
+                    walk_uniform(tile, source, target, move_block);
+                }
+            }
         }
     }
 }

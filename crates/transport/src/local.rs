@@ -13,6 +13,7 @@ use crate::binding::{SourceBinding, TargetBinding};
 use crate::compile::{CompiledCopy, compile};
 use crate::digest::PairDigests;
 use crate::error::TransportError;
+use crate::fill::{CompiledFill, compile_fills};
 use crate::transport::{Moved, Transport};
 
 /// The transport of a process that holds the storages of all ranks.
@@ -20,6 +21,7 @@ use crate::transport::{Moved, Transport};
 pub struct Local<'p> {
     plan: &'p Plan,
     copies: Vec<CompiledCopy>,
+    fills: Vec<CompiledFill>,
     sources: BTreeSet<StorageId>,
     targets: BTreeSet<StorageId>,
     digests: PairDigests,
@@ -29,12 +31,15 @@ impl<'p> Local<'p> {
     /// Compiles and checks all copies of a plan.
     ///
     /// # Errors
-    /// [`TransportError::CopyMalformed`] or [`TransportError::CopyOutOfBounds`], for the first wrong copy.
+    /// [`TransportError::CopyMalformed`], [`TransportError::CopyOutOfBounds`] or
+    /// [`TransportError::FillMalformed`], for the first that is wrong.
     pub fn new(plan: &'p Plan) -> Result<Self, TransportError> {
         let copies = compile(plan, |_| true)?;
         let sources = copies.iter().map(|copy| copy.source).collect();
-        let targets = copies.iter().map(|copy| copy.target).collect();
-        Ok(Self { plan, copies, sources, targets, digests: PairDigests::default() })
+        let fills = compile_fills(plan, |_| true)?;
+        let filled = fills.iter().map(|fill| fill.target);
+        let targets = copies.iter().map(|copy| copy.target).chain(filled).collect();
+        Ok(Self { plan, copies, fills, sources, targets, digests: PairDigests::default() })
     }
 
     /// What a move will count, before any byte has moved.
@@ -78,6 +83,7 @@ impl Transport for Local<'_> {
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError> {
+        run_fills(&self.fills, self.plan, targets)?;
         let mut moved = Moved::default();
         for copy in &self.copies {
             let source = sources.view(copy.source).ok_or_else(|| missing(&self.plan.source, copy.source))?;
@@ -88,6 +94,19 @@ impl Transport for Local<'_> {
         }
         Ok(moved)
     }
+}
+
+/// Writes the padding of bound targets.
+pub(crate) fn run_fills(
+    fills: &[CompiledFill],
+    plan: &Plan,
+    targets: &mut TargetBinding<'_>,
+) -> Result<(), TransportError> {
+    for fill in fills {
+        let target = targets.view_mut(fill.target).ok_or_else(|| missing(&plan.target, fill.target))?;
+        fill.run(target);
+    }
+    Ok(())
 }
 
 /// The error for a storage that is not bound.

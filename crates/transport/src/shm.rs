@@ -17,7 +17,8 @@ use crate::binding::{SourceBinding, TargetBinding};
 use crate::compile::{CompiledCopy, compile};
 use crate::digest::PairDigests;
 use crate::error::TransportError;
-use crate::local::missing;
+use crate::fill::{CompiledFill, compile_fills};
+use crate::local::{missing, run_fills};
 use crate::memory::PeerMemory;
 use crate::transport::{Moved, Transport};
 use crate::world::World;
@@ -29,6 +30,7 @@ pub struct Shm<'p> {
     world: &'p World,
     /// The copies whose target rank is this one.
     copies: Vec<CompiledCopy>,
+    fills: Vec<CompiledFill>,
     /// This rank's storages that its own copies read.
     sources: BTreeSet<StorageId>,
     /// This rank's storages that others read, and the memory that they were published with.
@@ -46,7 +48,8 @@ impl<'p> Shm<'p> {
     /// Compiles and checks this rank's copies of a plan.
     ///
     /// # Errors
-    /// [`TransportError::CopyMalformed`] or [`TransportError::CopyOutOfBounds`], for the first wrong copy.
+    /// [`TransportError::CopyMalformed`], [`TransportError::CopyOutOfBounds`] or
+    /// [`TransportError::FillMalformed`], for the first that is wrong.
     pub fn new(plan: &'p Plan, world: &'p World) -> Result<Self, TransportError> {
         let rank = world.rank();
         let copies = compile(plan, |target| target == rank)?;
@@ -62,17 +65,20 @@ impl<'p> Shm<'p> {
         }
         peers.remove(&rank);
         let (own, others): (Vec<_>, Vec<_>) = copies.iter().partition(|copy| copy.source_rank == rank);
+        let fills = compile_fills(plan, |target| target == rank)?;
+        let filled = fills.iter().map(|fill| fill.target);
         Ok(Self {
             plan,
             world,
             sources: own.iter().map(|copy| copy.source).chain(shown.keys().copied()).collect(),
             shown,
-            targets: copies.iter().map(|copy| copy.target).collect(),
+            targets: copies.iter().map(|copy| copy.target).chain(filled).collect(),
             mapped: others.iter().map(|copy| (copy.source, None)).collect(),
             peers: peers.into_iter().collect(),
             stamp: 0,
-            digests: PairDigests::new(plan, world.size()),
+            digests: PairDigests::new(plan, rank),
             copies,
+            fills,
         })
     }
 
@@ -166,6 +172,7 @@ impl Transport for Shm<'_> {
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError> {
+        run_fills(&self.fills, self.plan, targets)?;
         let mut moved = Moved::default();
         for copy in &self.copies {
             let mapped = self.mapped.get(&copy.source).and_then(Option::as_ref);

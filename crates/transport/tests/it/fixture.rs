@@ -4,8 +4,8 @@
 //! so that a byte that should not have been touched, or was not written, is seen.
 
 use reshard_layout::{
-    Buffer, BufferId, Bytes, DType, Dims, Elements, ParameterId, Places, Rank, Storage, StorageId, address,
-    coordinate, volume,
+    Buffer, BufferId, Bytes, DType, Dims, Elements, Fill, ParameterId, Places, Rank, Storage, StorageId,
+    address, coordinate, volume,
 };
 use reshard_plan::{Copy, End, Plan, Policy, Statistics};
 
@@ -93,6 +93,7 @@ impl Fixture {
                 origin: Dims::from_elem(0, copy.shape.len()),
             });
         }
+        let fills = (0..size).flat_map(|rank| paddings(&mut target, rank)).collect();
         let plan = Plan {
             version: 1,
             fingerprint: 0x00C0_FFEE,
@@ -100,6 +101,7 @@ impl Fixture {
             source,
             target,
             copies,
+            fills,
             parameter_names: (0..wanted.len()).map(|index| format!("parameter.{index}")).collect(),
             statistics: Statistics::default(),
         };
@@ -130,6 +132,16 @@ impl Fixture {
                 let (read, written) = (position(source, &copy.source), position(target, &copy.target));
                 for part in 0..element {
                     bytes[(written + part) as usize] = byte(source.storage, read + part, round);
+                }
+            }
+        }
+        for fill in &self.plan.fills {
+            let buffer = self.plan.target.buffer(fill.buffer);
+            for flat in 0..volume(&fill.shape).unwrap() {
+                let element = fill.offset.0 + address(&coordinate(flat, &fill.shape), &fill.strides);
+                let at = (buffer.offset.0 + element * buffer.dtype.size()) as usize;
+                if buffer.storage == id {
+                    bytes[at..at + fill.value.len()].copy_from_slice(&fill.value);
                 }
             }
         }
@@ -186,6 +198,30 @@ fn place(places: &mut Places, rank: u32, index: usize, dtype: DType, elements: u
     let buffer = BufferId(places.buffers.len() as u32);
     places.buffers.push(Buffer { storage: id, offset, dtype, length });
     End { buffer, offset: Elements(margin), strides: Dims::from_slice(strides) }
+}
+
+/// Padding of every kind: a run, every other element of some rows, one element, none.
+fn paddings(places: &mut Places, rank: u32) -> Vec<Fill> {
+    type Kind<'a> = (DType, &'a [u64], &'a [u64], &'a [u8]);
+    let kinds: [Kind<'_>; 4] = [
+        (DType::Bf16, &[7], &[1], &[0x12, 0x34]),
+        (DType::F32, &[2, 3], &[9, 2], &[1, 2, 3, 4]),
+        (DType::F64, &[], &[], &[1, 2, 3, 4, 5, 6, 7, 8]),
+        (DType::U8, &[3, 0], &[1, 1], &[9]),
+    ];
+    let fill = |(index, (dtype, shape, strides, value)): (usize, Kind<'_>)| {
+        let last: u64 =
+            shape.iter().zip(strides).map(|(extent, stride)| extent.saturating_sub(1) * stride).sum();
+        let end = place(places, rank, index, dtype, last + 1, strides);
+        Fill {
+            buffer: end.buffer,
+            offset: end.offset,
+            shape: Dims::from_slice(shape),
+            strides: Dims::from_slice(strides),
+            value: value.to_vec(),
+        }
+    };
+    kinds.into_iter().enumerate().map(fill).collect()
 }
 
 /// Memory that is aligned for every type.

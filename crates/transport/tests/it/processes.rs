@@ -290,6 +290,19 @@ fn a_foreign_rank_loses_its_launcher_but_not_its_voice() {
 }
 
 #[test]
+fn a_parked_rank_sees_that_its_launcher_is_gone() {
+    let launcher = Launcher::start(2, Vec::new()).unwrap();
+    let name = launcher.name().to_owned();
+    let other = std::thread::spawn(move || World::join(&name, Rank(1)).unwrap());
+    let world = World::join(launcher.name(), Rank(0)).unwrap();
+    let _silent = other.join().unwrap();
+    let group = world.everyone().unwrap();
+    let waiting = std::thread::spawn(move || group.barrier().unwrap_err());
+    drop(launcher);
+    assert_eq!(waiting.join().unwrap(), TransportError::LauncherGone { rank: Rank(0) });
+}
+
+#[test]
 fn foreign_processes_join_by_name() {
     // Ranks 0 and 1 are started by the launcher, rank 2 by hand as a stranger would be, and 3 is this process.
     let commands = vec![(Rank(0), command("meet")), (Rank(1), command("meet"))];
