@@ -9,6 +9,7 @@ use reshard_trainer::demo::{DemoOptions, DemoReport, Faults};
 fn run(options: &DemoOptions) -> Output {
     let tests = std::env::current_exe().expect("this program");
     let program = tests.ancestors().nth(2).expect("a folder of programs").join("examples/demo");
+    assert!(program.exists(), "{} is built by cargo test, or by cargo build --examples", program.display());
     let json = serde_json::to_string(options).expect("options are JSON");
     Command::new(program).arg(json).output().expect("the example runs")
 }
