@@ -123,6 +123,9 @@ fn model(name: &str) -> Result<DemoModel, CliError> {
     Ok(DemoModel { name: name.to_owned(), config_json: side::read(std::path::Path::new(name))? })
 }
 
+/// Lines that name what differs: enough for every kind of parameter of a layer.
+const MISMATCHES_SHOWN: usize = 16;
+
 fn human(report: &DemoReport) -> String {
     let mut text = format!(
         "{}: {} parameters, trained as {}, rolled out as {}\nloss  ",
@@ -136,11 +139,12 @@ fn human(report: &DemoReport) -> String {
     text.push_str("\n\n");
     text.push_str(&table(&report.paths));
     for path in &report.paths {
-        for differing in &path.verified.differing {
-            text.push_str(&format!(
-                "\n{}: {} on rank {}: {} elements differ, the first at {:?}",
-                path.name, differing.parameter, differing.rank, differing.elements, differing.first
-            ));
+        let differing = &path.verified.differing;
+        for mismatch in differing.iter().take(MISMATCHES_SHOWN) {
+            text.push_str(&format!("\n{}: {mismatch}", path.name));
+        }
+        if let Some(more) = differing.len().checked_sub(MISMATCHES_SHOWN).filter(|&more| more > 0) {
+            text.push_str(&format!("\n{}: and {more} more parameters and ranks", path.name));
         }
     }
     let memory = &report.memory;
