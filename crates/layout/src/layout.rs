@@ -166,7 +166,15 @@ impl Layout {
 
     /// Every piece, by parameter, then rank, buffer and base.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
-        self.instances.iter().flatten().flat_map(|instance| {
+        self.parameters().flat_map(|(id, _)| self.pieces_of(id))
+    }
+
+    /// Every piece of one parameter, by rank, buffer and base.
+    ///
+    /// # Panics
+    /// If the id belongs to another layout.
+    pub fn pieces_of(&self, parameter: ParameterId) -> impl Iterator<Item = Piece<'_>> {
+        self.instances(parameter).iter().flat_map(|instance| {
             self.geometry(instance.geometry).blocks().iter().map(|block| piece(instance, block))
         })
     }

@@ -37,18 +37,7 @@ impl AffineFile {
 
 fn map_of(layout: &Layout, id: ParameterId) -> Option<AffineMap> {
     let shape = &layout.parameter(id).shape;
-    let mut pieces: Vec<Piece<'_>> = Vec::new();
-    for instance in layout.instances(id) {
-        pieces.extend(layout.geometry(instance.geometry).blocks().iter().map(|block| Piece {
-            parameter: id,
-            rank: instance.rank,
-            region: &block.region,
-            buffer: instance.buffer,
-            offset: instance.base + block.offset,
-            strides: &block.strides,
-            scale: block.scale,
-        }));
-    }
+    let pieces: Vec<Piece<'_>> = layout.pieces_of(id).collect();
     let regions: Vec<&Region> = pieces.iter().map(|piece| piece.region).collect();
     let mut ranks = IndexMap::new();
     for of_rank in pieces.chunk_by(|one, other| one.rank == other.rank) {
