@@ -363,6 +363,9 @@ fn holders(layout: &Layout, findings: &mut Vec<Finding>) {
                 }));
             }
         }
+        if findings.len() > before {
+            continue;
+        }
         findings.extend(hole(layout, &parameter.name, &parameter.shape, instances));
         if findings.len() == before {
             covered.insert(signature);
@@ -380,6 +383,11 @@ fn regions<'a>(layout: &'a Layout, instances: &'a [Instance]) -> impl Iterator<I
 fn hole(layout: &Layout, name: &str, shape: &[u64], instances: &[Instance]) -> Option<Finding> {
     let distinct: HashSet<&Region> = regions(layout, instances).collect();
     let total = volume(shape)?;
+    // No rank holds an element twice, so that one with as many elements as the parameter holds all of it.
+    let elements = |of_rank: &[Instance]| regions(layout, of_rank).map(Region::volume).sum::<u64>();
+    if instances.chunk_by(|one, other| one.rank == other.rank).any(|of_rank| elements(of_rank) == total) {
+        return None;
+    }
     let whole = Region::whole(shape);
     let mut boxes: Vec<&Region> = distinct.into_iter().collect();
     boxes.sort_unstable();

@@ -94,6 +94,7 @@ impl Elements {
 #[non_exhaustive]
 pub enum DType {
     /// 64-bit float.
+    #[serde(alias = "float64")]
     F64,
     /// 32-bit float.
     #[serde(alias = "float32")]
@@ -117,8 +118,9 @@ pub enum DType {
 }
 
 impl DType {
-    const NAMES: [(&'static str, Self); 12] = [
+    const NAMES: [(&'static str, Self); 13] = [
         ("f64", Self::F64),
+        ("float64", Self::F64),
         ("f32", Self::F32),
         ("float32", Self::F32),
         ("f16", Self::F16),

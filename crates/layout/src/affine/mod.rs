@@ -12,6 +12,8 @@
 //! `source` and `dest` name the direction whole -> shard on both sides of a plan. Offsets and strides count
 //! elements. Form and rules: DeepSpeed 0.19.8, `checkpoint/affine.py` and `checkpoint/affine_transfer.py`.
 
+mod holders;
+mod keys;
 mod read;
 mod write;
 
@@ -24,15 +26,18 @@ use crate::units::DType;
 
 /// Where every block of one parameter lies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffineMap {
     /// Shape of the whole parameter.
     pub logical_shape: Vec<u64>,
     /// What each rank holds.
+    #[serde(deserialize_with = "keys::unique")]
     pub ranks: IndexMap<String, AffineShard>,
 }
 
 /// What one rank holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffineShard {
     /// Shape of the rank's shard; one axis where it is a flat buffer.
     pub shard_shape: Vec<u64>,
@@ -42,6 +47,7 @@ pub struct AffineShard {
 
 /// One block: `shape`, and an address in the whole parameter and in the shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffinePiece {
     /// Extents.
     pub shape: Vec<i64>,
@@ -58,12 +64,14 @@ pub struct AffinePiece {
 
 /// A layout file: `{"version": 1, "dtype": "bf16", "parameters": {name: affine map}}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffineFile {
     /// Version of the form: 1.
     pub version: u32,
     /// Type of every parameter's elements.
     pub dtype: DType,
     /// The parameters, in order.
+    #[serde(deserialize_with = "keys::unique")]
     pub parameters: IndexMap<String, AffineMap>,
 }
 

@@ -2,10 +2,9 @@
 
 use indexmap::IndexMap;
 
-use super::{AffineFault, AffineFile, AffineMap, AffinePiece, AffineShard, VERSION};
+use super::{AffineFault, AffineFile, AffineMap, AffinePiece, AffineShard, VERSION, holders};
 use crate::error::LayoutError;
 use crate::geometry::{Block, Geometry};
-use crate::join::refine;
 use crate::layout::{Layout, LayoutBuilder};
 use crate::region::{Dims, Region, coordinate, row_major, volume};
 use crate::runs::boxes_of_run;
@@ -75,7 +74,7 @@ fn layout_of_maps(maps: &IndexMap<String, AffineMap>, dtype: DType) -> Result<La
                 blocks.into_iter().map(move |block| (rank, piece, block.region))
             }));
         }
-        declared_holders(&map.logical_shape, &held).map_err(fault)?;
+        holders::check(&map.logical_shape, &held).map_err(fault)?;
     }
     builder.build()
 }
@@ -298,29 +297,4 @@ fn dealt_in_turn(
             .collect();
     }
     Ok(blocks)
-}
-
-/// The ranks that hold any of a piece must be exactly those that it declares, and each must hold all of it.
-fn declared_holders(shape: &[u64], held: &[(u32, &AffinePiece, Region)]) -> Result<(), AffineFault> {
-    let regions: Vec<&Region> = held.iter().map(|(_, _, region)| region).collect();
-    let mut fault = None;
-    refine(&Region::whole(shape), &regions, &mut |_, holders| {
-        if fault.is_some() {
-            return;
-        }
-        let mut found: Vec<u32> = holders.iter().map(|&at| held[at].0).collect();
-        found.sort_unstable();
-        found.dedup();
-        for &at in holders {
-            let (rank, piece, _) = &held[at];
-            let mut declared = piece.locations.clone();
-            declared.sort_unstable();
-            declared.dedup();
-            if declared != found {
-                fault = Some(AffineFault::Holders { rank: *rank, declared, found });
-                return;
-            }
-        }
-    });
-    fault.map_or(Ok(()), Err)
 }

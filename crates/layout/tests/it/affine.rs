@@ -30,6 +30,11 @@ fn says_what_is_wrong_with_a_file() {
     let cases = [
         ("[]", "not a layout file: "),
         (&EXAMPLE.replace("\"version\":1", "\"version\":2"), "not a layout file: version 2 is not 1"),
+        (&EXAMPLE.replace("\"3\":", "\"2\":"), "not a layout file: the key \"2\" is given twice"),
+        (
+            &EXAMPLE.replace("\"locations\":[0]", "\"locations\":[0],\"scal\":2"),
+            "not a layout file: unknown field `scal`",
+        ),
         (&EXAMPLE.replace("\"3\":", "\"three\":"), "up: the rank \"three\" is not a number"),
         (&EXAMPLE.replace("\"locations\":[2]", "\"locations\":[]"), "up: rank 2: a piece names no holder"),
         (

@@ -162,3 +162,43 @@ fn thousands_of_replicas_stay_where_they_are() {
     assert_eq!(made.statistics.bytes_sent, Bytes(0));
     assert_eq!(verify(&made, &layout, &layout).unwrap().elements, Elements(4_096 * 8 * 512));
 }
+
+/// A parameter on rank 0 as the given boxes, packed one after another, onto rank 1 as one box.
+fn gathered(shape: [u64; 2], boxes: &[Region]) -> (Layout, Layout) {
+    let side = |rank: u32, boxes: &[Region]| {
+        let mut builder = LayoutBuilder::new();
+        let w = builder.parameter("w", shape, DType::Bf16);
+        let length = Elements(boxes.iter().map(Region::volume).sum());
+        let storage = builder.storage(Rank(rank), "w", length.bytes(DType::Bf16));
+        let buffer = builder.buffer(storage, Bytes(0), DType::Bf16, length);
+        let mut at = 0;
+        let blocks = boxes.iter().map(|region| {
+            let block = Block::dense(region.clone(), Elements(at));
+            at += region.volume();
+            block
+        });
+        let geometry = builder.geometry(Geometry::new(shape, blocks.collect::<Vec<_>>()));
+        builder.place(w, buffer, Elements(0), geometry);
+        builder.build().unwrap()
+    };
+    (side(0, boxes), side(1, &[Region::whole(&shape)]))
+}
+
+/// Forms on which a planner or its proof that looks at all pairs would not end in time.
+#[test]
+fn long_and_short_boxes_side_by_side_are_planned_and_proved() {
+    let rows = 40_000u64;
+    let mut boxes = vec![Region::new([0, 0], [rows, 1])];
+    boxes.extend((0..rows).map(|row| Region::new([row, 1], [1, 3])));
+    let mut peeled = Vec::new();
+    for at in 0..2_000u64 {
+        let left = 4_000 - 2 * at;
+        peeled.push(Region::new([2 * at, 2 * at], [2, left]));
+        peeled.push(Region::new([2 * at + 2, 2 * at], [left - 2, 2]));
+    }
+    for (shape, boxes) in [([rows, 4], boxes), ([4_000, 4_000], peeled)] {
+        let (source, target) = gathered(shape, &boxes);
+        let made = plan(&source, &target, Policy::Balanced).unwrap();
+        assert_eq!(verify(&made, &source, &target).unwrap().elements, Elements(shape[0] * shape[1]));
+    }
+}
