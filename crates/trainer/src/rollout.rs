@@ -214,7 +214,7 @@ pub(crate) fn shard_bytes<'a>(
 }
 
 /// A rank's part of a whole parameter: a stretch of every row that the cut axis has, one after another.
-pub(crate) fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) -> Vec<u8> {
+fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) -> Vec<u8> {
     let Some(cut) = &parameter.cut else { return whole.to_vec() };
     let size = whole.len() / parameter.elements();
     let inner: usize = parameter.shape[cut.axis + 1..].iter().product::<usize>() * size;

@@ -63,7 +63,7 @@ impl Default for TrainerOptions {
 }
 
 impl TrainerOptions {
-    fn weight_seed(&self, tp_rank: usize) -> u64 {
+    pub(crate) fn weight_seed(&self, tp_rank: usize) -> u64 {
         self.seed.wrapping_add(self.weight_seed_offsets.get(tp_rank).copied().unwrap_or(0))
     }
 }
