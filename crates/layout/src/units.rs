@@ -96,10 +96,13 @@ pub enum DType {
     /// 64-bit float.
     F64,
     /// 32-bit float.
+    #[serde(alias = "float32")]
     F32,
     /// 16-bit float with 5 exponent bits.
+    #[serde(alias = "float16")]
     F16,
     /// 16-bit float with 8 exponent bits.
+    #[serde(alias = "bfloat16")]
     Bf16,
     /// 8-bit float, 4 exponent bits, as in OCP FP8.
     F8E4m3,

@@ -67,6 +67,9 @@ pub struct AffineFile {
     pub parameters: IndexMap<String, AffineMap>,
 }
 
+/// The version of the file form that is read and written.
+pub(crate) const VERSION: u32 = 1;
+
 /// What can be wrong with one affine map, beyond what is wrong with any layout.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -155,6 +158,12 @@ pub enum AffineFault {
         /// The parameter's shape.
         shape: Dims,
     },
+    /// A parameter whose elements do not fit in 64 bits.
+    #[error("a parameter of shape {shape:?} does not fit in 64 bits")]
+    TooLarge {
+        /// The shape.
+        shape: Vec<u64>,
+    },
     /// More rows in turn than are worth a piece each.
     #[error("rank {rank}: a piece stands for {found} boxes, more than {limit}")]
     TooManyBoxes {
@@ -168,11 +177,12 @@ pub enum AffineFault {
 }
 
 impl AffineFault {
-    /// Whether the map contradicts itself or is only beyond this library.
+    /// Whether the map contradicts itself, or is beyond this library or over a limit.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotABox { .. } | Self::TooManyBoxes { .. } => Kind::Unsupported,
+            Self::NotABox { .. } => Kind::Unsupported,
+            Self::TooManyBoxes { .. } => Kind::OverBudget,
             _ => Kind::Invalid,
         }
     }

@@ -97,8 +97,9 @@ fn finds_faults_of_places_names_and_fills() {
 }
 
 #[test]
-fn a_fill_may_not_lie_on_a_piece() {
-    for (offset, sound) in [(24, true), (23, false)] {
+fn a_fill_lies_in_its_buffer_and_on_no_piece() {
+    // On the piece, behind it, past the buffer, past 2^64.
+    for (offset, sound) in [(23, false), (24, true), (41, false), (u64::MAX, false)] {
         let mut builder = LayoutBuilder::new();
         let w = builder.parameter("w", [4, 6], DType::F32);
         let storage = builder.storage(Rank(0), "flat", Bytes(200));
