@@ -1,7 +1,7 @@
 //! How a caller should treat an error: one class an exit code, so that every program that runs the trainer ends alike.
 //!
 //! ```text
-//! Differs 1   Usage 2   Invalid 3   Unsupported 4   Io 6   PeerFailed 7
+//! Differs 1   Usage 2   Invalid 3   Unsupported 4   OverBudget 5   Io 6   PeerFailed 7
 //! ```
 
 use reshard_layout::Kind;
@@ -20,6 +20,8 @@ pub enum Category {
     Invalid,
     /// Legal, but the trainer cannot express it.
     Unsupported,
+    /// Legal, but more work or memory than the limits allow.
+    OverBudget,
     /// A file, a pipe or a message could not be read or written.
     Io,
     /// Another rank failed, or bytes could not be moved.
@@ -35,6 +37,7 @@ impl Category {
             Self::Usage => 2,
             Self::Invalid => 3,
             Self::Unsupported => 4,
+            Self::OverBudget => 5,
             Self::Io => 6,
             Self::PeerFailed => 7,
         }
@@ -46,6 +49,7 @@ impl From<Kind> for Category {
         match kind {
             Kind::Invalid => Self::Invalid,
             Kind::Unsupported => Self::Unsupported,
+            Kind::OverBudget => Self::OverBudget,
         }
     }
 }
