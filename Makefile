@@ -22,6 +22,7 @@ matrix:
 bench:
 	$(CARGO) build --release --quiet -p reshard-cli
 	scripts/bench target/release/reshard
+	$(CARGO) run --release --quiet -p reshard-plan --example growth
 
 fmt:
 	$(CARGO) fmt

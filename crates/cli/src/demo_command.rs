@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
+use reshard_parallel::topology::Topology;
 use reshard_plan::Policy;
 use reshard_trainer::BuiltIn;
 use reshard_trainer::demo::{self, DemoModel, DemoOptions, DemoReport, Faults, Path, PathReport};
@@ -92,6 +93,16 @@ pub(crate) fn run_rank() -> Result<(), CliError> {
 }
 
 fn options(arguments: &DemoArguments) -> Result<DemoOptions, CliError> {
+    let tp = Topology::parse(&arguments.train)
+        .map_err(|error| CliError::Parallel { context: format!("--train {}", arguments.train), error })?;
+    Topology::parse(&arguments.rollout)
+        .map_err(|error| CliError::Parallel { context: format!("--rollout {}", arguments.rollout), error })?;
+    if arguments.fault.is_some() && matches!(&tp, Topology::AutoTp(topology) if topology.tp().get() < 2) {
+        return Err(CliError::Usage {
+            message: format!("--fault needs a trainer with tp=2 or more, --train is {tp}"),
+            hint: None,
+        });
+    }
     let faults = match arguments.fault {
         None => Faults::default(),
         Some(Fault::SwappedRanks) => Faults { swap_tp_ranks: true, ..Faults::default() },

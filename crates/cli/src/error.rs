@@ -15,6 +15,9 @@ pub(crate) enum CliError {
     /// A file that cannot be read.
     #[error("{}: {cause}", path.display())]
     Read { path: PathBuf, cause: std::io::Error },
+    /// Output that cannot be written.
+    #[error("cannot write to stdout: {cause}")]
+    Write { cause: std::io::Error },
     /// A config or topology.
     #[error("{context}: {error}")]
     Parallel { context: String, error: ParallelError },
@@ -31,7 +34,7 @@ pub(crate) enum CliError {
     #[cfg(feature = "demo")]
     #[error(transparent)]
     Demo(#[from] reshard_trainer::TrainerError),
-    /// Output that cannot be written.
+    /// Output that cannot be made.
     #[error("cannot make JSON: {0}")]
     Json(#[from] serde_json::Error),
 }
@@ -50,7 +53,7 @@ impl CliError {
         };
         match self {
             Self::Usage { .. } => 2,
-            Self::Read { .. } | Self::Json(_) => 6,
+            Self::Read { .. } | Self::Write { .. } | Self::Json(_) => 6,
             Self::Parallel { error, .. } => of_category(error.category()),
             Self::Layout { error, .. } => of_kind(error.kind()),
             Self::Plan(error) => of_kind(error.kind()),

@@ -1,18 +1,17 @@
 //! The only file that prints.
 
 use std::io::Write;
-use std::process::ExitCode;
 
 use comfy_table::Table;
 use reshard_layout::Bytes;
 
 use crate::error::CliError;
 
-/// Writes data to stdout and returns `code`. A reader that went away is no failure; anything else is.
-pub(crate) fn say(text: &str, code: ExitCode) -> ExitCode {
+/// Writes data to stdout. A reader that went away is no failure; anything else is.
+pub(crate) fn say(text: &str) -> Result<(), CliError> {
     match say_line(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::from(6),
-        _ => code,
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::Write { cause }),
+        _ => Ok(()),
     }
 }
 

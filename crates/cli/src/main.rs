@@ -50,8 +50,8 @@ fn main() -> ExitCode {
         #[cfg(feature = "demo")]
         Command::DemoRank => return rank(),
     };
-    match outcome {
-        Ok((text, code)) => say(&text, code),
+    match outcome.and_then(|(text, code)| say(&text).map(|()| code)) {
+        Ok(code) => code,
         Err(error) => {
             say_error(&error);
             ExitCode::from(error.exit_code())

@@ -57,6 +57,8 @@ struct Output {
     received_by_rank: Vec<Bytes>,
     seconds: Seconds,
     fingerprint: String,
+    /// Source parameters that no target parameter is filled from.
+    unused: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -145,6 +147,7 @@ fn output(measured: &Measured, seconds: Seconds) -> Output {
         received_by_rank: statistics.received_by_rank.clone(),
         seconds,
         fingerprint: format!("{:016x}", measured.plan.fingerprint),
+        unused: unused_parameters(&measured.source, &measured.target),
     }
 }
 
@@ -183,9 +186,9 @@ fn human(output: &Output, measured: &Measured) -> String {
         text.push_str("\n\nwho gets how much from whom (rows receive, columns hold):\n");
         text.push_str(&matrix(&measured.plan));
     }
-    let unused = unused_parameters(&measured.source, &measured.target);
-    if let Some(first) = unused.first() {
-        text.push_str(&format!("\n\n{} source parameters are not used, the first is {first}", unused.len()));
+    if let Some(first) = output.unused.first() {
+        let number = output.unused.len();
+        text.push_str(&format!("\n\n{number} source parameters are not used, the first is {first}"));
     }
     text
 }

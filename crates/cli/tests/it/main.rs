@@ -5,6 +5,8 @@
 #[cfg(feature = "demo")]
 mod demo;
 mod plan;
+#[cfg(feature = "demo")]
+mod readme;
 
 use std::path::PathBuf;
 use std::process::Output;

@@ -60,7 +60,8 @@ fn the_json_keys_are_stable_and_the_plan_does_not_depend_on_threads() {
             "sent_by_rank",
             "received_by_rank",
             "seconds",
-            "fingerprint"
+            "fingerprint",
+            "unused"
         ]
     );
     assert_eq!(one["fingerprint"], call("2")["fingerprint"]);
@@ -85,6 +86,18 @@ fn a_layout_file_stands_where_a_topology_stands() {
         .map(|line| format!("{line}\n"))
         .collect();
     insta::assert_snapshot!("layout_files", text);
+}
+
+#[test]
+fn a_full_disk_under_stdout_is_an_error_that_is_said() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = std::process::Command::new(assert_cmd::cargo::cargo_bin("reshard"))
+        .args(["plan", "--model", &config(), "--source", "autotp", "--target", "autotp:tp=2"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(6));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("error: cannot write to stdout: "));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 
+use reshard_layout::Bytes;
 use reshard_parallel::ParallelError;
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::{AutoTp, Topology};
@@ -209,12 +210,21 @@ impl CheckedOptions {
     /// The text to train on, long enough for that.
     pub(crate) fn text(&self) -> Result<Vec<u8>, TrainerError> {
         let Some(path) = &self.options.text else { return Ok(DEFAULT_TEXT.as_bytes().to_vec()) };
-        let text = std::fs::read(path)
-            .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause })?;
+        let io = |cause| TrainerError::Io { operation: format!("read {}", path.display()), cause };
+        // Every rank reads it again: what can be read only once, or has no end, would differ or hang there.
+        let about = std::fs::metadata(path).map_err(io)?;
+        if !about.is_file() || about.len() > TEXT_BYTES_MAX.0 {
+            let cause = format!("it is no regular file of at most {TEXT_BYTES_MAX} bytes");
+            return Err(io(std::io::Error::other(cause)));
+        }
+        let text = std::fs::read(path).map_err(io)?;
         check_text(&text, Some(path))?;
         Ok(text)
     }
 }
+
+/// The longest text to train on.
+const TEXT_BYTES_MAX: Bytes = Bytes(1 << 30);
 
 fn autotp(text: &str) -> Result<AutoTp, TrainerError> {
     match Topology::parse(text)? {
