@@ -46,6 +46,7 @@ mod compile;
 mod control;
 mod digest;
 mod error;
+mod execute;
 mod fill;
 mod group;
 mod kernel;

@@ -17,8 +17,8 @@ use crate::binding::{SourceBinding, TargetBinding};
 use crate::compile::{CompiledCopy, compile};
 use crate::digest::PairDigests;
 use crate::error::TransportError;
+use crate::execute::Share;
 use crate::fill::{CompiledFill, compile_fills};
-use crate::local::{missing, run_fills};
 use crate::memory::PeerMemory;
 use crate::transport::{Moved, Transport};
 use crate::world::World;
@@ -85,9 +85,11 @@ impl<'p> Shm<'p> {
     /// What a move will count, before any byte has moved.
     #[must_use]
     pub fn expected(&self) -> Moved {
-        let mut moved = Moved::default();
-        self.copies.iter().for_each(|copy| moved.count(copy));
-        moved
+        self.share().expected()
+    }
+
+    fn share(&self) -> Share<'_> {
+        Share { plan: self.plan, copies: &self.copies, fills: &self.fills }
     }
 
     /// Two plans may have storages of one name; they are published apart.
@@ -172,18 +174,9 @@ impl Transport for Shm<'_> {
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError> {
-        run_fills(&self.fills, self.plan, targets)?;
-        let mut moved = Moved::default();
-        for copy in &self.copies {
-            let mapped = self.mapped.get(&copy.source).and_then(Option::as_ref);
-            let source = mapped.map(|(_, memory)| memory.into()).or_else(|| sources.view(copy.source));
-            let source = source.ok_or_else(|| missing(&self.plan.source, copy.source))?;
-            let target =
-                targets.view_mut(copy.target).ok_or_else(|| missing(&self.plan.target, copy.target))?;
-            copy.moved.run(source, target);
-            moved.count(copy);
-        }
-        Ok(moved)
+        let mapped = |id| self.mapped.get(&id).and_then(Option::as_ref);
+        let find = |id| mapped(id).map(|(_, memory)| memory.into()).or_else(|| sources.view(id));
+        self.share().run(targets, find)
     }
 }
 

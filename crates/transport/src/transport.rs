@@ -72,7 +72,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Counts a copy that has been run straight from source to target.
+    /// Counts a copy that is run straight from source to target.
     pub(crate) fn count(&mut self, copy: &CompiledCopy) {
         let bytes = copy.moved.bytes();
         if copy.source_rank == copy.target_rank {
