@@ -127,6 +127,14 @@ pub enum TransportError {
         /// The storage's name.
         name: String,
     },
+    /// A storage that its rank has published again while another transport's sync was to read it.
+    #[error("rank {rank} has published another storage named {name} meanwhile")]
+    StorageReplaced {
+        /// The rank that was asked.
+        rank: Rank,
+        /// The storage's name.
+        name: String,
+    },
     /// A storage that the plan needs and the binding lacks.
     #[error("storage {name} of rank {rank} is not bound: the plan needs its {expected} bytes")]
     StorageMissing {
@@ -272,6 +280,18 @@ pub enum TransportError {
     #[error("the plan needs rank {rank}, which is not in the group")]
     RankMissing {
         /// The rank.
+        rank: Rank,
+    },
+    /// A transport of one world and a group of another.
+    #[error("rank {rank} moves bytes in one world, but agrees with its peers in another")]
+    WorldMismatch {
+        /// The rank.
+        rank: Rank,
+    },
+    /// Sources may not be read any more: a rank of this process left a sync of this world early.
+    #[error("rank {rank} may not read the sources of others: a sync of its world was abandoned")]
+    SyncAbandoned {
+        /// The rank that wanted to read.
         rank: Rank,
     },
     /// A message that is not part of the rendezvous protocol.

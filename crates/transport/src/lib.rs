@@ -35,7 +35,7 @@
 //! **Invariants.** Nothing is left behind: no file, no name, no process, whoever is killed. No rank waits for
 //! longer than its timeout. No byte of a target is written before all ranks agree; no version is
 //! committed before all ranks have verified it. `unsafe` is allowed in `memory`, `view`, `kernel`, `mailbox`,
-//! `control` and `child` alone.
+//! `control`, `shm` and `child` alone.
 
 mod alone;
 mod ballot;
@@ -78,6 +78,6 @@ pub use local::Local;
 pub use memory::{PeerMemory, SharedMemory};
 pub use shm::Shm;
 pub use sync::{Synchroniser, TargetState, Version};
-pub use transport::{Moved, Report, Transport};
+pub use transport::{Moved, Permit, Report, Transport};
 pub use view::{ReadView, WriteView};
 pub use world::{DEFAULT_TIMEOUT, RANK_VARIABLE, RENDEZVOUS_VARIABLE, World};

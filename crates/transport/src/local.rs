@@ -15,7 +15,9 @@ use crate::digest::PairDigests;
 use crate::error::TransportError;
 use crate::execute::Share;
 use crate::fill::{CompiledFill, compile_fills};
-use crate::transport::{Moved, Transport};
+use crate::rendezvous::WorldId;
+use crate::transport::sealed::Member;
+use crate::transport::{Moved, Permit, Transport};
 
 /// The transport of a process that holds the storages of all ranks.
 #[derive(Clone, Debug)]
@@ -54,6 +56,12 @@ impl<'p> Local<'p> {
     }
 }
 
+impl Member for Local<'_> {
+    fn world(&self) -> Option<WorldId> {
+        None
+    }
+}
+
 impl Transport for Local<'_> {
     fn fingerprint(&self) -> u64 {
         self.plan.fingerprint
@@ -83,9 +91,13 @@ impl Transport for Local<'_> {
 
     fn move_all(
         &mut self,
+        _permit: &Permit,
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError> {
         self.share().run(targets, |id| sources.view(id))
     }
+
+    /// Nobody else reads here.
+    fn abandon(&mut self) {}
 }

@@ -6,7 +6,7 @@
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,9 +45,27 @@ enum Link {
     Threads(Arc<Mutex<Registry>>),
 }
 
+/// Tells a world from every other that this process takes part in.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorldId {
+    /// By its rendezvous.
+    Named(String),
+    /// Of threads of this process, by number.
+    Threads(u64),
+}
+
+impl WorldId {
+    /// That of a new world of threads.
+    pub(crate) fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self::Threads(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// A rank's place in its world, shared by the world and its groups.
 #[derive(Debug)]
 pub(crate) struct Membership {
+    world: WorldId,
     rank: Rank,
     control: Control,
     link: Link,
@@ -68,7 +86,8 @@ impl Membership {
             });
         };
         let control = Control::from_fd(descriptor.as_fd(), size)?;
-        let membership = Self { rank, control, link: Link::Socket(socket, Mutex::new(())), timeout };
+        let world = WorldId::Named(name.to_owned());
+        let membership = Self { world, rank, control, link: Link::Socket(socket, Mutex::new(())), timeout };
         membership.wait_for_all()?;
         Ok(membership)
     }
@@ -76,6 +95,7 @@ impl Membership {
     /// Joins a registry of this process. Does not wait.
     pub(crate) fn join_threads(
         registry: &Arc<Mutex<Registry>>,
+        world: &WorldId,
         rank: Rank,
         timeout: Duration,
     ) -> Result<Self, TransportError> {
@@ -87,7 +107,12 @@ impl Membership {
                 found: "no welcome".to_owned(),
             });
         };
-        Ok(Self { rank, control: Control::from_fd(descriptor.as_fd(), size)?, link, timeout })
+        let control = Control::from_fd(descriptor.as_fd(), size)?;
+        Ok(Self { world: world.clone(), rank, control, link, timeout })
+    }
+
+    pub(crate) fn world(&self) -> WorldId {
+        self.world.clone()
     }
 
     pub(crate) fn rank(&self) -> Rank {

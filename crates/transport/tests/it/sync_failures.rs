@@ -165,6 +165,28 @@ fn a_group_without_a_peer_is_refused() {
     assert_eq!(error, TransportError::Refused { rank: Rank(0), cause });
 }
 
+#[test]
+fn a_group_of_another_world_is_refused() {
+    let others: Vec<_> = World::in_process(3).unwrap().into_iter().map(Some).collect();
+    let others = std::sync::Mutex::new(others);
+    let results = ranks(3, move |world| {
+        let other = others.lock().unwrap()[world.rank().index()].take().unwrap();
+        let fixture = Fixture::new(3, &all_kinds());
+        let mut memory = Memory::new(&fixture, Some(world.rank()));
+        let group = other.everyone().unwrap();
+        let (sources, mut targets) = memory.bind();
+        let mut synchroniser = Synchroniser::new(Shm::new(&fixture.plan, &world).unwrap(), &group);
+        let mut state = TargetState::default();
+        let result = synchroniser.sync(Version(2), &sources, &mut targets, &mut state, |_| Ok(()));
+        drop(synchroniser);
+        world.leave().unwrap();
+        other.leave().unwrap();
+        result.map(|_| ()).unwrap_err()
+    });
+    let cause = TransportError::WorldMismatch { rank: Rank(0) }.to_string();
+    assert_eq!(results, vec![TransportError::Refused { rank: Rank(0), cause }; 3]);
+}
+
 /// The cause for which a local sync of these bindings is refused.
 fn refusal(fixture: &Fixture, sources: &SourceBinding<'_>, targets: &mut TargetBinding<'_>) -> String {
     let mut synchroniser =
