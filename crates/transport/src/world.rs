@@ -158,10 +158,13 @@ impl World {
         let mut instances = lock(&self.instances);
         let instance = instances.entry(members.to_vec()).or_default();
         let request = Request::Group { members: members.to_vec(), instance: *instance };
-        let (Reply::Group, Some(descriptor)) = self.membership.ask(request, None)? else {
+        // Counted even if the answer is lost: the hub gives each member each memory once.
+        *instance += 1;
+        let (reply, descriptor) = self.membership.ask(request, None)?;
+        let Reply::Group = reply else {
             return Err(unexpected("making a group"));
         };
-        *instance += 1;
+        let descriptor = descriptor.ok_or_else(|| TransportError::no_descriptor("making a group"))?;
         let position = members.iter().take_while(|&&member| member != rank).count();
         let mailboxes = Mailboxes::from_fd(descriptor.as_fd(), members.len(), position)?;
         Ok(Group::new(members.to_vec(), position, Arc::clone(&self.membership), mailboxes))
@@ -224,9 +227,12 @@ impl World {
     /// As [`map`](Self::map), with the number that [`publish`](Self::publish) returned.
     pub(crate) fn map_published(&self, rank: Rank, name: &str) -> Result<(u64, PeerMemory), TransportError> {
         let request = Request::Find { rank, name: name.to_owned() };
-        let (Reply::Found { generation }, Some(descriptor)) = self.membership.ask(request, None)? else {
+        let (reply, descriptor) = self.membership.ask(request, None)?;
+        let Reply::Found { generation } = reply else {
             return Err(unexpected("mapping a storage"));
         };
+        let doing = || format!("mapping storage {name} of rank {rank}");
+        let descriptor = descriptor.ok_or_else(|| TransportError::no_descriptor(&doing()))?;
         Ok((generation, PeerMemory::from_fd(descriptor.as_fd())?))
     }
 

@@ -143,10 +143,13 @@ fn who_dies_before_the_commit_leaves_the_others_in_doubt() {
         });
         (result.map(|_| ()), state)
     });
-    for (result, state) in results {
+    for (rank, (result, state)) in results.into_iter().enumerate() {
         assert_eq!(result, Err(TransportError::PeerFailed { rank: Rank(0), cause: "lost power".to_owned() }));
-        // Rank 0 failed after the second agreement was complete, so all had moved, and none saw the third.
-        assert_eq!((state, state.version()), (TargetState::InDoubt, None));
+        // Rank 0 failed after its move: it is in doubt, and so is who had moved by then. Nobody saw the third
+        // agreement. Who comes to its move after rank 0 has gone may not read any more, and stays torn.
+        let states =
+            if rank == 0 { &[TargetState::InDoubt][..] } else { &[TargetState::InDoubt, TargetState::Torn] };
+        assert!(states.contains(&state) && state.version().is_none(), "rank {rank}: {state:?}");
     }
 }
 
