@@ -6,11 +6,11 @@ use std::process::{Command, ExitCode};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use reshard_plan::Policy;
+use reshard_trainer::BuiltIn;
 use reshard_trainer::demo::{self, DemoModel, DemoOptions, DemoReport, Faults, Path, PathReport};
-use reshard_trainer::{TINY, UNEVEN};
 
 use crate::error::CliError;
-use crate::format::{bytes, count, median, trimmed};
+use crate::format::{bytes, count, median, say_line, trimmed};
 use crate::plan_command::policy;
 use crate::side;
 
@@ -41,7 +41,7 @@ pub(crate) struct DemoArguments {
     /// Who sends a box that several ranks hold: lowest, local or balanced
     #[arg(long, default_value = "balanced", value_parser = policy)]
     policy: Policy,
-    /// Ways to move the weights
+    /// Ways to move the weights; one that is repeated is not tried again
     #[arg(long, value_name = "WAYS", default_value = "affine,gather", value_delimiter = ',', value_parser = way)]
     paths: Vec<Path>,
     /// Give the rollout engines processes of their own
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(String, ExitCode), CliEr
 
 /// One rank's process.
 pub(crate) fn run_rank() -> Result<(), CliError> {
-    Ok(demo::rank_main()?)
+    Ok(demo::rank_main(say_line)?)
 }
 
 fn options(arguments: &DemoArguments) -> Result<DemoOptions, CliError> {
@@ -97,8 +97,6 @@ fn options(arguments: &DemoArguments) -> Result<DemoOptions, CliError> {
         Some(Fault::SwappedRanks) => Faults { swap_tp_ranks: true, ..Faults::default() },
         Some(Fault::Drift) => Faults { weight_seed_offsets: vec![0, 1], ..Faults::default() },
     };
-    let mut paths = arguments.paths.clone();
-    paths.dedup();
     Ok(DemoOptions {
         train: arguments.train.clone(),
         rollout: arguments.rollout.clone(),
@@ -107,7 +105,7 @@ fn options(arguments: &DemoArguments) -> Result<DemoOptions, CliError> {
         steps: arguments.steps,
         repeats: arguments.repeats,
         policy: arguments.policy,
-        paths,
+        paths: arguments.paths.clone(),
         separate: arguments.separate,
         seed: arguments.seed,
         faults,
@@ -115,10 +113,8 @@ fn options(arguments: &DemoArguments) -> Result<DemoOptions, CliError> {
 }
 
 fn model(name: &str) -> Result<DemoModel, CliError> {
-    for built_in in [TINY, UNEVEN] {
-        if built_in.name == name {
-            return Ok(built_in.into());
-        }
+    if let Some(built_in) = BuiltIn::find(name) {
+        return Ok(built_in.into());
     }
     Ok(DemoModel { name: name.to_owned(), config_json: side::read(std::path::Path::new(name))? })
 }

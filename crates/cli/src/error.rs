@@ -41,6 +41,7 @@ impl CliError {
         let of_kind = |kind| match kind {
             Kind::Invalid => 3,
             Kind::Unsupported => 4,
+            Kind::OverBudget => 5,
         };
         let of_category = |category| match category {
             Category::Usage => 2,
@@ -55,7 +56,7 @@ impl CliError {
             Self::Plan(error) => of_kind(error.kind()),
             Self::Verify(_) => 3,
             #[cfg(feature = "demo")]
-            Self::Demo(error) => demo_code(error, of_category, of_kind),
+            Self::Demo(error) => error.category().exit_code(),
         }
     }
 
@@ -70,25 +71,5 @@ impl CliError {
             }
             _ => None,
         }
-    }
-}
-
-#[cfg(feature = "demo")]
-fn demo_code(
-    error: &reshard_trainer::TrainerError,
-    of_category: impl Fn(Category) -> u8,
-    of_kind: impl Fn(Kind) -> u8,
-) -> u8 {
-    use reshard_trainer::TrainerError as Error;
-    match error {
-        Error::Parallel(error) => of_category(error.category()),
-        Error::RolloutTooLarge { .. } | Error::RanksRenamed { .. } | Error::RolloutPartitioned { .. } => 2,
-        Error::Layout(error) => of_kind(error.kind()),
-        Error::Plan(error) => of_kind(error.kind()),
-        Error::Drifted { .. } => 1,
-        Error::DTypeUnsupported { .. } => 4,
-        Error::Io { .. } | Error::Message(_) => 6,
-        Error::Transport(_) => 7,
-        _ => 3,
     }
 }

@@ -10,11 +10,17 @@ use crate::error::CliError;
 
 /// Writes data to stdout and returns `code`. A reader that went away is no failure; anything else is.
 pub(crate) fn say(text: &str, code: ExitCode) -> ExitCode {
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match say_line(text) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::from(6),
         _ => code,
     }
+}
+
+/// Writes data to stdout, with the end of a line.
+pub(crate) fn say_line(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
 }
 
 /// Writes an error and its hint to stderr.

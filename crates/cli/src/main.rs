@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A rank says nothing: its launcher reports the first failure of all of them.
+/// A rank says nothing but what its launcher reads: that reports the first failure of all of them.
 #[cfg(feature = "demo")]
 fn rank() -> ExitCode {
     match demo_command::run_rank() {

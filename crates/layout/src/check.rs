@@ -11,11 +11,14 @@ use std::collections::{HashMap, HashSet};
 use crate::error::{Finding, LayoutError};
 use crate::geometry::{Block, Geometry, GeometryId};
 use crate::join::{overlapping_pairs, refine};
-use crate::layout::{Instance, Layout};
+use crate::layout::{Fill, Instance, Layout};
 use crate::places::StorageId;
 use crate::region::{Dims, Region, volume};
 use crate::span::{self, Lattice, Meet};
 use crate::units::{Bytes, Elements};
+
+/// The largest rank number: plans keep a number for each rank up to the largest.
+const RANK_MAX: u32 = (1 << 20) - 1;
 
 /// No more findings than this are collected.
 const FINDINGS_MAX: usize = 100;
@@ -46,6 +49,9 @@ fn places(layout: &Layout, findings: &mut Vec<Finding>) {
     let places = layout.places();
     let mut names = HashSet::new();
     for storage in &places.storages {
+        if storage.rank.0 > RANK_MAX {
+            findings.push(Finding::RankTooLarge { rank: storage.rank, limit: RANK_MAX });
+        }
         if !names.insert((storage.rank, &storage.name)) {
             findings.push(Finding::RepeatedStorage { rank: storage.rank, name: storage.name.clone() });
         }
@@ -71,9 +77,30 @@ fn places(layout: &Layout, findings: &mut Vec<Finding>) {
     }
     for fill in layout.fills() {
         let expected = places.buffer(fill.buffer).dtype.size();
+        if let Some(fault) = fill_fault(fill, places.buffer(fill.buffer).length) {
+            let (buffer, shape, strides) = (fill.buffer, fill.shape.clone(), fill.strides.clone());
+            findings.push(Finding::BadFill { buffer, shape, strides, fault });
+        }
         if fill.value.len() as u64 != expected {
             findings.push(Finding::FillValue { buffer: fill.buffer, expected, found: fill.value.len() });
         }
+    }
+}
+
+fn fill_fault(fill: &Fill, length: Elements) -> Option<&'static str> {
+    if fill.shape.len() != fill.strides.len() {
+        return Some("has other axes in one than in the other");
+    }
+    if fill.shape.contains(&0) {
+        return Some("covers nothing");
+    }
+    let block = Block::new(Region::whole(&fill.shape), fill.offset, fill.strides.clone());
+    if block.end().is_none_or(|end| end > length.0) {
+        return Some("leaves the buffer");
+    }
+    match span::addresses_twice(&fill.shape, &fill.strides) {
+        Meet::No => None,
+        _ => Some("may address an element twice"),
     }
 }
 
@@ -163,11 +190,7 @@ fn block_fault(geometry: &Geometry, block: &Block, name: &str, instance: &Instan
             region: region.clone(),
             strides: block.strides.clone(),
         }),
-        Meet::Unknown => Some(Finding::TooIrregular {
-            what: parameter,
-            strides: block.strides.clone(),
-            extent: Dims::from_slice(region.extent()),
-        }),
+        Meet::Unknown => Some(Finding::TooIrregular { what: parameter }),
     }
 }
 
@@ -307,7 +330,7 @@ fn overlap(layout: &Layout, first: Taker<'_>, second: Taker<'_>, meet: Meet) -> 
     };
     if meet == Meet::Unknown {
         let what = format!("{} and {}", describe(first), describe(second));
-        return Finding::TooIrregular { what, strides: Dims::new(), extent: Dims::new() };
+        return Finding::TooIrregular { what };
     }
     let id = layout.places().buffer(buffer).storage;
     let storage = layout.places().storage(id);
@@ -321,11 +344,11 @@ fn overlap(layout: &Layout, first: Taker<'_>, second: Taker<'_>, meet: Meet) -> 
 }
 
 fn holders(layout: &Layout, findings: &mut Vec<Finding>) {
-    let mut covered: HashMap<Vec<(u32, GeometryId)>, ()> = HashMap::new();
+    let mut covered: HashSet<Vec<(u32, GeometryId)>> = HashSet::new();
     for (id, parameter) in layout.parameters() {
         let instances = layout.instances(id);
         let signature: Vec<_> = instances.iter().map(|at| (at.rank.0, at.geometry)).collect();
-        if volume(&parameter.shape) == Some(0) || covered.contains_key(&signature) {
+        if volume(&parameter.shape) == Some(0) || covered.contains(&signature) {
             continue;
         }
         let before = findings.len();
@@ -340,9 +363,12 @@ fn holders(layout: &Layout, findings: &mut Vec<Finding>) {
                 }));
             }
         }
+        if findings.len() > before {
+            continue;
+        }
         findings.extend(hole(layout, &parameter.name, &parameter.shape, instances));
         if findings.len() == before {
-            covered.insert(signature, ());
+            covered.insert(signature);
         }
     }
 }
@@ -357,6 +383,11 @@ fn regions<'a>(layout: &'a Layout, instances: &'a [Instance]) -> impl Iterator<I
 fn hole(layout: &Layout, name: &str, shape: &[u64], instances: &[Instance]) -> Option<Finding> {
     let distinct: HashSet<&Region> = regions(layout, instances).collect();
     let total = volume(shape)?;
+    // No rank holds an element twice, so that one with as many elements as the parameter holds all of it.
+    let elements = |of_rank: &[Instance]| regions(layout, of_rank).map(Region::volume).sum::<u64>();
+    if instances.chunk_by(|one, other| one.rank == other.rank).any(|of_rank| elements(of_rank) == total) {
+        return None;
+    }
     let whole = Region::whole(shape);
     let mut boxes: Vec<&Region> = distinct.into_iter().collect();
     boxes.sort_unstable();

@@ -6,9 +6,11 @@ use crate::places::{BufferId, StorageId};
 use crate::region::{Dims, Region};
 use crate::units::{Bytes, DType, Rank};
 
-/// Whether something contradicts itself, or is true but not expressible here.
+/// Whether something contradicts itself, or is true but not expressible here, or too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
+    /// True, but looking at it would take more work or memory than the limits allow.
+    OverBudget,
     /// True, but this library does not express it.
     Unsupported,
     /// A contradiction: falling back would hide corruption.
@@ -209,24 +211,40 @@ pub enum Finding {
         /// Bytes of the value.
         found: usize,
     },
-    /// Strides too irregular to prove free of overlap within the budget.
-    #[error("{what}: strides {strides:?} over extents {extent:?} are too irregular to check")]
-    TooIrregular {
-        /// What was checked.
-        what: String,
+    /// A rank number above what this library takes.
+    #[error("rank {rank} is above the largest number {limit}")]
+    RankTooLarge {
+        /// The rank.
+        rank: Rank,
+        /// The largest number.
+        limit: u32,
+    },
+    /// A fill whose shape and strides do not fit together, or that leaves its buffer or writes an address twice.
+    #[error("a fill of buffer {} with extents {shape:?} and strides {strides:?} {fault}", buffer.0)]
+    BadFill {
+        /// The buffer.
+        buffer: BufferId,
+        /// Its extents.
+        shape: Dims,
         /// Its strides.
         strides: Dims,
-        /// Its extents.
-        extent: Dims,
+        /// What is wrong.
+        fault: &'static str,
+    },
+    /// Strides too irregular to prove free of overlap within the budget.
+    #[error("{what}: strides are too irregular to prove that no address is used twice")]
+    TooIrregular {
+        /// What was checked: a parameter, or two that may share bytes.
+        what: String,
     },
 }
 
 impl Finding {
-    /// Whether it is a contradiction or only beyond this library.
+    /// Whether it is a contradiction, beyond this library, or over a limit.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            Self::TooIrregular { .. } => Kind::Unsupported,
+            Self::TooIrregular { .. } => Kind::OverBudget,
             _ => Kind::Invalid,
         }
     }
@@ -259,7 +277,7 @@ pub enum LayoutError {
 }
 
 impl LayoutError {
-    /// Invalid if any finding is, else unsupported.
+    /// The worst kind of all findings.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {

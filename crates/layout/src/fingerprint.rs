@@ -45,6 +45,7 @@ pub(crate) fn of(layout: &Layout) -> u64 {
         digest.numbers(&[u64::from(buffer.storage.0), buffer.offset.0, buffer.length.0]);
         digest.text(buffer.dtype.name());
     }
+    digest.number(layout.geometry_count() as u64);
     for (_, geometry) in layout.geometries() {
         digest.numbers(geometry.shape());
         digest.number(geometry.blocks().len() as u64);
@@ -55,6 +56,7 @@ pub(crate) fn of(layout: &Layout) -> u64 {
             digest.number(block.scale.to_bits());
         }
     }
+    digest.number(layout.parameters().len() as u64);
     for (id, parameter) in layout.parameters() {
         digest.text(&parameter.name);
         digest.numbers(&parameter.shape);
@@ -64,14 +66,17 @@ pub(crate) fn of(layout: &Layout) -> u64 {
             digest.numbers(&[u64::from(instance.buffer.0), instance.base.0, u64::from(instance.geometry.0)]);
         }
     }
+    digest.number(layout.aliases().count() as u64);
     for (alias, id) in layout.aliases() {
         digest.text(alias);
         digest.number(u64::from(id.0));
     }
+    digest.number(layout.fills().len() as u64);
     for fill in layout.fills() {
         digest.numbers(&[u64::from(fill.buffer.0), fill.offset.0]);
         digest.numbers(&fill.shape);
         digest.numbers(&fill.strides);
+        digest.number(fill.value.len() as u64);
         digest.0.update(&fill.value);
     }
     digest.0.digest()

@@ -5,10 +5,10 @@
 //!           a a b b . a a b b . a a b b     spans meet, runs do not
 //! ```
 //!
-//! Boxes of one row-major frame are compared by their coordinates in it; others by halving the longer one
-//! until the spans part or both are single runs.
+//! Boxes whose strides nest in one row-major frame are compared by their coordinates in it, all at once; others
+//! by halving the longer one until the spans part or both are single runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
@@ -31,20 +31,26 @@ const BUDGET: u32 = 1 << 20;
 pub(crate) struct Lattice {
     first: u64,
     run: u64,
-    /// (extent, stride), largest stride first, extents above 1.
-    axes: SmallVec<[(u64, u64); 4]>,
+    /// (extent, stride), largest stride first, extents above 1, after merging what is contiguous.
+    axes: Axes,
+    /// The bytes of an element, and the axes before merging.
+    element: u64,
+    steps: Axes,
 }
+
+type Axes = SmallVec<[(u64, u64); 4]>;
 
 impl Lattice {
     /// The bytes of a box at byte `first`, with strides in elements of `size` bytes.
     pub(crate) fn new(first: u64, extent: &[u64], strides: &[u64], size: u64) -> Self {
-        let mut axes: SmallVec<[(u64, u64); 4]> = extent
+        let mut steps: Axes = extent
             .iter()
             .zip(strides)
             .filter(|(extent, _)| **extent > 1)
             .map(|(extent, stride)| (*extent, stride * size))
             .collect();
-        axes.sort_unstable_by_key(|&(_, stride)| std::cmp::Reverse(stride));
+        steps.sort_unstable_by_key(|&(_, stride)| std::cmp::Reverse(stride));
+        let mut axes = steps.clone();
         let mut run = size;
         while let Some(&(extent, stride)) = axes.last()
             && stride == run
@@ -52,7 +58,7 @@ impl Lattice {
             run *= extent;
             axes.pop();
         }
-        Self { first, run, axes }
+        Self { first, run, axes, element: size, steps }
     }
 
     pub(crate) fn first(&self) -> u64 {
@@ -98,72 +104,116 @@ impl Lattice {
         }
     }
 
-    /// Coordinates in the row-major frame of the own strides, outermost unbounded, if the box is a box there.
-    fn in_frame(&self) -> Option<Region> {
+    /// Coordinates of the box in a row-major frame of the given strides, the outermost unbounded; `None` if
+    /// the frame lacks one of its strides or the box runs over the end of a row.
+    fn in_frame(&self, frame: &[u64]) -> Option<Region> {
         let mut origin = Dims::new();
         let mut extent = Dims::new();
         let mut rest = self.first;
-        for (at, &(count, stride)) in self.axes.iter().enumerate() {
-            if at > 0 && (rest / stride + count) * stride > self.axes[at - 1].1 {
+        let mut steps = self.steps.iter().peekable();
+        for (at, &stride) in frame.iter().enumerate() {
+            let count = steps.next_if(|step| step.1 == stride).map_or(1, |step| step.0);
+            if at > 0 && (rest / stride + count).checked_mul(stride)? > frame[at - 1] {
                 return None;
             }
             origin.push(rest / stride);
             extent.push(count);
             rest %= stride;
         }
-        let inner = self.axes.last().map_or(u64::MAX, |&(_, stride)| stride);
-        if rest.checked_add(self.run)? > inner {
+        let inner = frame.last().copied().unwrap_or(u64::MAX);
+        if steps.next().is_some() || rest + self.element > inner {
             return None;
         }
         origin.push(rest);
-        extent.push(self.run);
+        extent.push(self.element);
         Some(Region::new(origin, extent))
     }
+
+    /// The bytes as a box of one axis, if they are one run.
+    fn as_run(&self) -> Option<Region> {
+        self.axes.is_empty().then(|| Region::new([self.first], [self.run]))
+    }
+}
+
+/// The most different strides of a frame: more than any tensor has axes.
+const FRAME_AXES_MAX: usize = 16;
+
+/// All strides of the lattices, largest first, if each is a multiple of the next: one frame for all.
+fn common_frame(lattices: &[Lattice]) -> Option<Vec<u64>> {
+    let mut strides = BTreeSet::new();
+    for lattice in lattices {
+        strides.extend(lattice.steps.iter().map(|&(_, stride)| stride));
+        if strides.len() > FRAME_AXES_MAX {
+            return None;
+        }
+    }
+    let frame: Vec<u64> = strides.into_iter().rev().collect();
+    frame.windows(2).all(|pair| pair[0].is_multiple_of(pair[1])).then_some(frame)
+}
+
+/// Whether any two of the boxes share an element.
+fn boxes_meet(boxes: &[Region]) -> Meet {
+    let references: Vec<&Region> = boxes.iter().collect();
+    let mut met = false;
+    overlapping_pairs(&references, &references, &mut |i, j| met |= i < j);
+    if met { Meet::Yes } else { Meet::No }
 }
 
 /// Whether any two of the lattices share a byte.
 pub(crate) fn any_meet(lattices: &[Lattice]) -> Meet {
-    let mut frames: HashMap<SmallVec<[u64; 4]>, Vec<(usize, Region)>> = HashMap::new();
-    let mut framed = vec![None; lattices.len()];
-    for (at, lattice) in lattices.iter().enumerate() {
-        let frame: SmallVec<[u64; 4]> = lattice.axes.iter().map(|&(_, stride)| stride).collect();
-        if let Some(region) = lattice.in_frame() {
-            framed[at] = Some(frame.clone());
-            frames.entry(frame).or_default().push((at, region));
+    if let Some(runs) = lattices.iter().map(Lattice::as_run).collect::<Option<Vec<_>>>() {
+        return boxes_meet(&runs);
+    }
+    let in_common = common_frame(lattices).and_then(|frame| {
+        lattices.iter().map(|lattice| lattice.in_frame(&frame)).collect::<Option<Vec<_>>>()
+    });
+    if let Some(boxes) = in_common {
+        return boxes_meet(&boxes);
+    }
+    by_frames(lattices)
+}
+
+/// Boxes of one frame are compared at once, those of different frames in pairs whose spans meet.
+fn by_frames(lattices: &[Lattice]) -> Meet {
+    let mut frames: BTreeMap<Vec<u64>, Vec<Region>> = BTreeMap::new();
+    let mut framed: Vec<Option<Vec<u64>>> = Vec::with_capacity(lattices.len());
+    for lattice in lattices {
+        let own: Vec<u64> = lattice.axes.iter().map(|&(_, stride)| stride).collect();
+        let merged = Lattice { steps: lattice.axes.clone(), element: lattice.run, ..lattice.clone() };
+        let region = merged.in_frame(&own);
+        framed.push(region.is_some().then(|| own.clone()));
+        if let Some(region) = region {
+            frames.entry(own).or_default().push(region);
         }
     }
-    for members in frames.values() {
-        let regions: Vec<&Region> = members.iter().map(|(_, region)| region).collect();
-        let mut met = false;
-        overlapping_pairs(&regions, &regions, &mut |i, j| met |= i < j);
-        if met {
-            return Meet::Yes;
-        }
-    }
-    if frames.len() <= 1 && framed.iter().all(Option::is_some) {
-        return Meet::No;
+    if frames.values().any(|boxes| boxes_meet(boxes) == Meet::Yes) {
+        return Meet::Yes;
     }
     across_frames(lattices, &framed)
 }
 
-/// Compares lattices of different frames whose spans meet.
-fn across_frames(lattices: &[Lattice], framed: &[Option<SmallVec<[u64; 4]>>]) -> Meet {
+/// Compares lattices of different frames, and those of none, whose spans meet.
+fn across_frames(lattices: &[Lattice], framed: &[Option<Vec<u64>>]) -> Meet {
     let mut order: Vec<usize> = (0..lattices.len()).collect();
     order.sort_by_key(|&at| lattices[at].first);
-    let mut open: Vec<usize> = Vec::new();
+    let mut open: BTreeMap<&Option<Vec<u64>>, Vec<usize>> = BTreeMap::new();
     let mut budget = BUDGET;
     for at in order {
-        open.retain(|&earlier| lattices[earlier].end() > lattices[at].first);
-        for &earlier in &open {
-            if framed[at].is_some() && framed[at] == framed[earlier] {
+        for (frame, earlier) in &mut open {
+            if frame.is_some() && **frame == framed[at] {
                 continue;
             }
-            match lattices[at].meets(&lattices[earlier], &mut budget) {
-                Meet::No => {}
-                met => return met,
+            let Some(left) = budget.checked_sub(earlier.len() as u32) else { return Meet::Unknown };
+            budget = left;
+            earlier.retain(|&earlier| lattices[earlier].end() > lattices[at].first);
+            for &earlier in earlier.iter() {
+                match lattices[at].meets(&lattices[earlier], &mut budget) {
+                    Meet::No => {}
+                    met => return met,
+                }
             }
         }
-        open.push(at);
+        open.entry(&framed[at]).or_default().push(at);
     }
     Meet::No
 }

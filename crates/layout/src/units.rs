@@ -94,12 +94,16 @@ impl Elements {
 #[non_exhaustive]
 pub enum DType {
     /// 64-bit float.
+    #[serde(alias = "float64")]
     F64,
     /// 32-bit float.
+    #[serde(alias = "float32")]
     F32,
     /// 16-bit float with 5 exponent bits.
+    #[serde(alias = "float16")]
     F16,
     /// 16-bit float with 8 exponent bits.
+    #[serde(alias = "bfloat16")]
     Bf16,
     /// 8-bit float, 4 exponent bits, as in OCP FP8.
     F8E4m3,
@@ -114,8 +118,9 @@ pub enum DType {
 }
 
 impl DType {
-    const NAMES: [(&'static str, Self); 12] = [
+    const NAMES: [(&'static str, Self); 13] = [
         ("f64", Self::F64),
+        ("float64", Self::F64),
         ("f32", Self::F32),
         ("float32", Self::F32),
         ("f16", Self::F16),

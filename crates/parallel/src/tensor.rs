@@ -110,6 +110,19 @@ pub fn replaced(config: &ModelConfig, parameter: &ModelParameter, tp: NonZeroU32
 /// Unsupported, where a tied embedding leaves a rank without a row: DeepSpeed's vocabulary-parallel layers
 /// refuse it.
 pub fn cut(config: &ModelConfig, parameter: &ModelParameter, tp: NonZeroU32) -> Result<Cut, ParallelError> {
+    cut_in_grains(config, parameter, tp, NonZeroU64::MIN)
+}
+
+/// As [`cut`], with widths outside attention in multiples of `grain` (DeepSpeed's `tp_grain_size`).
+///
+/// # Errors
+/// As [`cut`].
+pub fn cut_in_grains(
+    config: &ModelConfig,
+    parameter: &ModelParameter,
+    tp: NonZeroU32,
+    grain: NonZeroU64,
+) -> Result<Cut, ParallelError> {
     if !replaced(config, parameter, tp) {
         return Ok(Cut::Whole);
     }
@@ -124,8 +137,7 @@ pub fn cut(config: &ModelConfig, parameter: &ModelParameter, tp: NonZeroU32) -> 
         Role::Embedding | Role::Head => "lm_head",
         _ => module_of(&parameter.name),
     };
-    let widths =
-        shard_widths(rows, tp, NonZeroU64::new(config.num_key_value_heads()), NonZeroU64::MIN, module);
+    let widths = shard_widths(rows, tp, NonZeroU64::new(config.num_key_value_heads()), grain, module);
     if parameter.role == Role::Embedding && widths.contains(&0) {
         let without = (0..).zip(&widths).find(|(_, width)| **width == 0).map_or(0, |(rank, _)| rank);
         return Err(ParallelError::VocabularyTooSmall {

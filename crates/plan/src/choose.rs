@@ -60,15 +60,15 @@ impl<'a> Chooser<'a> {
         parameter: &str,
         meetings: &[Meeting],
         dtype: DType,
-    ) -> Result<Vec<u32>, PlanError> {
-        let one = |meeting| self.one(parameter, meeting, dtype);
-        meetings.iter().map(one).map(|at| at.map(|at| u32::try_from(at).unwrap_or(u32::MAX))).collect()
+    ) -> Result<Vec<usize>, PlanError> {
+        meetings.iter().map(|meeting| self.one(parameter, meeting, dtype)).collect()
     }
 
     fn one(&mut self, parameter: &str, meeting: &Meeting, dtype: DType) -> Result<usize, PlanError> {
         let candidates = &meeting.candidates;
         let bytes = meeting.elements().bytes(dtype);
-        let own = candidates.iter().position(|candidate| candidate.rank == meeting.target_rank);
+        // Candidates are in order of rank, one a rank.
+        let own = candidates.binary_search_by_key(&meeting.target_rank, |candidate| candidate.rank).ok();
         let chosen = match (&mut self.how, own) {
             (How::Selector(selector), _) => ask(*selector, parameter, meeting, bytes)?,
             (How::Policy(Policy::Local | Policy::Balanced), Some(own)) => own,

@@ -24,10 +24,14 @@ pub(crate) struct Draft {
     pub(crate) source_strides: Dims,
 }
 
+/// Rounds over all axes. Grids, rows and runs take one or two; shapes that peel off layer by layer would take
+/// as many as they have layers, and are left in a few more copies instead.
+const ROUNDS_MAX: usize = 8;
+
 /// Merges along the innermost axis first, then outwards, until nothing merges any more.
 pub(crate) fn coalesce(mut drafts: Vec<Draft>) -> Vec<Draft> {
     let axes = drafts.first().map_or(0, |draft| draft.region.axes());
-    loop {
+    for _ in 0..ROUNDS_MAX {
         let before = drafts.len();
         for axis in (0..axes).rev() {
             if drafts.len() > 1 {
@@ -35,9 +39,10 @@ pub(crate) fn coalesce(mut drafts: Vec<Draft>) -> Vec<Draft> {
             }
         }
         if drafts.len() == before {
-            return drafts;
+            break;
         }
     }
+    drafts
 }
 
 fn merge_along(axis: usize, mut drafts: Vec<Draft>) -> Vec<Draft> {

@@ -13,6 +13,7 @@ mod choose;
 mod coalesce;
 mod copy;
 mod error;
+mod intervals;
 mod names;
 mod overlap;
 mod plan;

@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::copy::Copy;
 
-/// Version of the plan's form and of the planner's rules: plans of different versions are not mixed.
-pub(crate) const VERSION: u32 = 1;
-
 /// Which holder a box is read from, where several ranks hold it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -66,9 +63,9 @@ pub struct Statistics {
 /// The copies that turn what a source layout holds into what a target layout holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Version of the plan's form.
+    /// Version of the plan's form: [`Plan::VERSION`] of the library that made it.
     pub version: u32,
-    /// Fingerprint of both layouts and the policy: equal on every rank that planned from the same inputs.
+    /// Hash of both layouts, the policy and the copies: equal on every rank that planned from the same inputs.
     pub fingerprint: u64,
     /// How sources were chosen.
     pub policy: Policy,
@@ -87,6 +84,9 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Version of the form and of the planner's rules that this library makes, proves and moves.
+    pub const VERSION: u32 = 1;
+
     /// The rank that a copy is written on.
     #[must_use]
     pub fn target_rank(&self, copy: &Copy) -> Rank {

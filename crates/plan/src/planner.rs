@@ -18,7 +18,7 @@ use crate::copy::{Copy, End};
 use crate::error::PlanError;
 use crate::names::{Match, matches};
 use crate::overlap::{Meeting, Signature, Slot, meetings, signature};
-use crate::plan::{Plan, Policy, Statistics, VERSION};
+use crate::plan::{Plan, Policy, Statistics};
 
 /// Plans how every element of `target` is filled from `source`.
 ///
@@ -66,7 +66,7 @@ fn plan_how(source: &Layout, target: &Layout, policy: Policy, how: How<'_>) -> R
     copies.sort_unstable();
     let statistics = statistics(source, target, &copies);
     Ok(Plan {
-        version: VERSION,
+        version: Plan::VERSION,
         fingerprint: fingerprint(source, target, policy, &copies),
         policy,
         source: source.places().clone(),
@@ -82,7 +82,7 @@ fn plan_how(source: &Layout, target: &Layout, policy: Policy, how: How<'_>) -> R
 fn fingerprint(source: &Layout, target: &Layout, policy: Policy, copies: &[Copy]) -> u64 {
     let mut digest = Xxh3Default::new();
     let mut feed = |numbers: &[u64]| numbers.iter().for_each(|number| digest.update(&number.to_le_bytes()));
-    feed(&[u64::from(VERSION), policy as u64, source.fingerprint(), target.fingerprint()]);
+    feed(&[u64::from(Plan::VERSION), policy as u64, source.fingerprint(), target.fingerprint()]);
     for copy in copies {
         feed(&[u64::from(copy.parameter.0), copy.shape.len() as u64]);
         feed(&copy.shape);
@@ -105,7 +105,7 @@ struct Known {
 #[derive(Default)]
 struct DraftCache {
     known: HashMap<(Signature, Signature), Known>,
-    chosen: HashMap<(usize, Vec<u32>), Rc<Vec<Draft>>>,
+    chosen: HashMap<(usize, Vec<usize>), Rc<Vec<Draft>>>,
 }
 
 impl DraftCache {
@@ -129,10 +129,10 @@ fn drafts_of(
     target: &Layout,
     at: Match,
     meetings: &[Meeting],
-    choice: &[u32],
+    choice: &[usize],
 ) -> Vec<Draft> {
-    let draft = |(meeting, &chosen): (&Meeting, &u32)| {
-        let candidate = meeting.candidates[chosen as usize];
+    let draft = |(meeting, &chosen): (&Meeting, &usize)| {
+        let candidate = meeting.candidates[chosen];
         let from = block(source, source.instances(at.source), candidate.slot);
         let to = block(target, target.instances(at.target), meeting.target);
         Draft {

@@ -7,13 +7,16 @@
 //!   hence:                     every target element is written exactly once, from the right place
 //! ```
 //!
-//! It looks boxes up by sorting along one axis, and knows nothing of how the planner finds overlaps.
+//! It looks boxes up in a tree of intervals along one axis, and knows nothing of how the planner finds overlaps.
 
 use std::collections::HashMap;
 
-use reshard_layout::{BufferId, Dims, Elements, GeometryId, Instance, Layout, Rank, Region};
+use reshard_layout::{
+    BufferId, Bytes, Dims, Elements, GeometryId, Instance, Layout, ParameterId, Rank, Region,
+};
 
 use crate::copy::{Copy, End};
+use crate::intervals::Intervals;
 use crate::plan::Plan;
 
 /// What `verify` proved.
@@ -47,6 +50,14 @@ impl std::fmt::Display for Side {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
+    /// The plan is of another version of its form.
+    #[error("the plan has version {found}, this library makes and proves version {expected}")]
+    OtherVersion {
+        /// The version of this library.
+        expected: u32,
+        /// The version of the plan.
+        found: u32,
+    },
     /// The plan was made for other storages or buffers.
     #[error("the plan's {side} buffers are not those of the {side} layout")]
     OtherPlaces {
@@ -62,6 +73,24 @@ pub enum VerifyError {
         parameter: String,
         /// The side.
         side: Side,
+    },
+    /// The two layouts do not agree about what a parameter is, so that no copy between them is right.
+    #[error("{parameter}: source and target differ in {what}")]
+    SidesDiffer {
+        /// The target's parameter.
+        parameter: String,
+        /// Shape, dtype, scale, or the parameter that an alias stands for.
+        what: &'static str,
+    },
+    /// The plan's sums are not those of its copies.
+    #[error(
+        "the plan says that {stated} bytes are sent and its copies send {found}, or ranks or local bytes differ"
+    )]
+    WrongStatistics {
+        /// Sent bytes by the plan's statistics.
+        stated: Bytes,
+        /// Sent bytes by its copies.
+        found: Bytes,
     },
     /// A copy's box has another number of axes than its parameter, or a number past 2^64.
     #[error("{parameter}: copy {copy} has a malformed box or strides")]
@@ -123,11 +152,15 @@ pub enum VerifyError {
     },
 }
 
-/// Proves that `plan` writes every element of `target` exactly once, from where `source` holds it.
+/// Proves that `plan` writes every element of `target` exactly once, from where `source` holds it, and that
+/// its sums are right.
 ///
 /// # Errors
 /// [`VerifyError`] with the first thing that is wrong.
 pub fn verify(plan: &Plan, source: &Layout, target: &Layout) -> Result<Verified, VerifyError> {
+    if plan.version != Plan::VERSION {
+        return Err(VerifyError::OtherVersion { expected: Plan::VERSION, found: plan.version });
+    }
     if &plan.source != source.places() {
         return Err(VerifyError::OtherPlaces { side: Side::Source });
     }
@@ -137,24 +170,93 @@ pub fn verify(plan: &Plan, source: &Layout, target: &Layout) -> Result<Verified,
     if plan.fills != target.fills() {
         return Err(VerifyError::OtherFills { expected: target.fills().len(), found: plan.fills.len() });
     }
+    let origins = origins(source, target)?;
     let mut source_side = Holdings::new(source, Side::Source);
     let mut target_side = Holdings::new(target, Side::Target);
     let mut written: HashMap<(u32, usize), Vec<Region>> = HashMap::new();
     for (number, copy) in plan.copies.iter().enumerate() {
         let region = region_of(plan, number, copy, target)?;
         let name = &target.parameter(copy.parameter).name;
-        let aliases = target.aliases().filter(|(_, of)| *of == copy.parameter).map(|(alias, _)| alias);
-        let from = std::iter::once(name.as_str()).chain(aliases).find_map(|name| source.find(name));
-        let from = from.ok_or_else(|| VerifyError::UnknownParameter {
+        let from = origins[copy.parameter.index()].ok_or_else(|| VerifyError::UnknownParameter {
             copy: number,
             parameter: name.clone(),
             side: Side::Source,
         })?;
-        source_side.check(number, from.0, &copy.source, &region, name)?;
-        let holding = target_side.check(number, copy.parameter.0, &copy.target, &region, name)?;
+        let (_, read) = source_side.check(number, from, &copy.source, &region, name)?;
+        let (holding, wanted) = target_side.check(number, copy.parameter, &copy.target, &region, name)?;
+        if !same_scales(&read, &wanted) || !same_scales(&wanted, &read) {
+            return Err(VerifyError::SidesDiffer { parameter: name.clone(), what: "scale" });
+        }
         written.entry((copy.parameter.0, holding)).or_default().push(region);
     }
-    exact_cover(target, written, plan.copies.len())
+    let verified = exact_cover(target, written, plan.copies.len())?;
+    check_statistics(plan, source, target)?;
+    Ok(verified)
+}
+
+/// The source parameter that each target parameter must come from, by its name and aliases.
+fn origins(source: &Layout, target: &Layout) -> Result<Vec<Option<ParameterId>>, VerifyError> {
+    let mut origins: Vec<Option<ParameterId>> = Vec::new();
+    for (_, wanted) in target.parameters() {
+        origins.push(source.find(&wanted.name));
+    }
+    for (alias, id) in target.aliases() {
+        let by_alias = source.find(alias);
+        let known = &mut origins[id.index()];
+        if by_alias.is_some() && known.is_some() && *known != by_alias {
+            let parameter = target.parameter(id).name.clone();
+            return Err(VerifyError::SidesDiffer { parameter, what: "what an alias stands for" });
+        }
+        *known = known.or(by_alias);
+    }
+    for ((_, wanted), origin) in target.parameters().zip(&origins) {
+        let Some(held) = origin.map(|id| source.parameter(id)) else { continue };
+        let differs = |what| Err(VerifyError::SidesDiffer { parameter: wanted.name.clone(), what });
+        if held.shape != wanted.shape {
+            return differs("shape");
+        }
+        if held.dtype != wanted.dtype {
+            return differs("dtype");
+        }
+    }
+    Ok(origins)
+}
+
+/// Parts of a copy's box, and the scale that a layout gives them where it is not 1.
+type Scaled = Vec<(Region, f64)>;
+
+/// Whether `other` gives every part of `one` the same scale.
+fn same_scales(one: &Scaled, other: &Scaled) -> bool {
+    one.iter().all(|(region, scale)| {
+        let equal = other.iter().filter(|(_, of_other)| of_other == scale);
+        let common = equal.filter_map(|(part, _)| part.intersection(region));
+        common.map(|part| part.volume()).sum::<u64>() == region.volume()
+    })
+}
+
+fn check_statistics(plan: &Plan, source: &Layout, target: &Layout) -> Result<(), VerifyError> {
+    let stated = &plan.statistics;
+    let world = source.world().max(target.world()) as usize;
+    let mut local = Bytes(0);
+    let (mut sent, mut received) = (vec![Bytes(0); world], vec![Bytes(0); world]);
+    for copy in &plan.copies {
+        let bytes = copy.elements().bytes(plan.target.buffer(copy.target.buffer).dtype);
+        let (from, to) = (plan.source_rank(copy), plan.target_rank(copy));
+        if from == to {
+            local += bytes;
+        } else {
+            sent[from.index()] += bytes;
+            received[to.index()] += bytes;
+        }
+    }
+    let found = sent.iter().copied().sum();
+    let counts = (stated.copies, stated.source_pieces, stated.target_pieces);
+    let same = counts == (plan.copies.len() as u64, source.piece_count(), target.piece_count())
+        && stated.bytes_local == local
+        && stated.bytes_sent == found
+        && stated.sent_by_rank == sent
+        && stated.received_by_rank == received;
+    same.then_some(()).ok_or(VerifyError::WrongStatistics { stated: stated.bytes_sent, found })
 }
 
 fn region_of(plan: &Plan, number: usize, copy: &Copy, target: &Layout) -> Result<Region, VerifyError> {
@@ -180,11 +282,11 @@ fn region_of(plan: &Plan, number: usize, copy: &Copy, target: &Layout) -> Result
     Ok(Region::new(copy.origin.iter().copied(), copy.shape.iter().copied()))
 }
 
-/// What one side keeps where, with a sorted index for each geometry.
+/// What one side keeps where, with an index of boxes for each geometry.
 struct Holdings<'a> {
     layout: &'a Layout,
     side: Side,
-    indexes: HashMap<GeometryId, SortedBoxes>,
+    indexes: HashMap<GeometryId, Intervals>,
 }
 
 impl<'a> Holdings<'a> {
@@ -192,20 +294,24 @@ impl<'a> Holdings<'a> {
         Self { layout, side, indexes: HashMap::new() }
     }
 
-    /// Checks that the box lies at the copy's address, and returns the holding that it belongs to.
+    /// Checks that the box lies at the copy's address. Returns the holding that it belongs to, and the parts
+    /// of the box that are scaled there.
     fn check(
         &mut self,
         copy: usize,
-        parameter: u32,
+        parameter: ParameterId,
         end: &End,
         region: &Region,
         name: &str,
-    ) -> Result<usize, VerifyError> {
-        let instances = self.layout.instances(reshard_layout::ParameterId(parameter));
-        let candidates = (0..instances.len()).filter(|&at| instances[at].buffer == end.buffer);
-        for at in candidates {
-            if self.lies_there(&instances[at], end, region) {
-                return Ok(at);
+    ) -> Result<(usize, Scaled), VerifyError> {
+        let rank = self.layout.places().rank_of(end.buffer);
+        let instances = self.layout.instances(parameter);
+        // Instances are ordered by rank, then buffer.
+        let first = instances.partition_point(|at| (at.rank, at.buffer) < (rank, end.buffer));
+        let of_buffer = instances[first..].iter().take_while(|at| at.buffer == end.buffer);
+        for (at, instance) in of_buffer.enumerate() {
+            if let Some(scaled) = self.lies_there(instance, end, region) {
+                return Ok((first + at, scaled));
             }
         }
         Err(VerifyError::WrongPlace {
@@ -214,19 +320,23 @@ impl<'a> Holdings<'a> {
             side: self.side,
             region: region.clone(),
             buffer: end.buffer,
-            rank: self.layout.places().rank_of(end.buffer),
+            rank,
             offset: end.offset,
         })
     }
 
-    /// Whether the blocks of the instance give every element of the box the address that the copy gives it.
-    fn lies_there(&mut self, instance: &Instance, end: &End, region: &Region) -> bool {
+    /// Whether the blocks of the instance give every element of the box the address that the copy gives it;
+    /// then the parts with a scale.
+    fn lies_there(&mut self, instance: &Instance, end: &End, region: &Region) -> Option<Scaled> {
         let geometry = self.layout.geometry(instance.geometry);
-        let index = self.indexes.entry(instance.geometry).or_insert_with(|| {
-            SortedBoxes::new(geometry.blocks().iter().map(|block| block.region.clone()).collect())
-        });
-        let mut covered = 0;
-        for at in index.meeting(region) {
+        let index = self
+            .indexes
+            .entry(instance.geometry)
+            .or_insert_with(|| Intervals::new(geometry.blocks().iter().map(|block| &block.region)));
+        let (mut covered, mut scaled) = (0, Scaled::new());
+        let mut met = Vec::new();
+        index.meeting(region, &mut |at| met.push(at));
+        for at in met {
             let block = &geometry.blocks()[at];
             let Some(common) = block.region.intersection(region) else { continue };
             let by_layout = corner(&common, &block.region, &block.strides)
@@ -236,11 +346,14 @@ impl<'a> Holdings<'a> {
             let same_steps = (0..common.axes())
                 .all(|axis| common.extent()[axis] == 1 || block.strides[axis] == end.strides[axis]);
             if by_layout.is_none() || by_layout != by_copy || !same_steps {
-                return false;
+                return None;
             }
             covered += common.volume();
+            if block.scale != 1.0 {
+                scaled.push((common, block.scale));
+            }
         }
-        covered == region.volume()
+        (covered == region.volume()).then_some(scaled)
     }
 }
 
@@ -250,50 +363,6 @@ fn corner(inner: &Region, outer: &Region, strides: &Dims) -> Option<u64> {
         let steps = inner.origin()[axis] - outer.origin()[axis];
         sum.checked_add(steps.checked_mul(strides[axis])?)
     })
-}
-
-/// Boxes sorted along the axis on which they begin at most different coordinates.
-struct SortedBoxes {
-    axis: usize,
-    /// (begin, furthest end so far, position), by begin.
-    sorted: Vec<(u64, u64, usize)>,
-}
-
-impl SortedBoxes {
-    fn new(boxes: Vec<Region>) -> Self {
-        let axes = boxes.first().map_or(0, Region::axes);
-        if axes == 0 {
-            let sorted = (0..boxes.len()).map(|at| (0, 1, at)).collect();
-            return Self { axis: 0, sorted };
-        }
-        let distinct = |axis: usize| {
-            let mut begins: Vec<u64> = boxes.iter().map(|region| region.origin()[axis]).collect();
-            begins.sort_unstable();
-            begins.dedup();
-            begins.len()
-        };
-        let axis = (0..axes).max_by_key(|&axis| distinct(axis)).unwrap_or(0);
-        let mut sorted: Vec<(u64, u64, usize)> = boxes
-            .iter()
-            .enumerate()
-            .map(|(at, region)| (region.origin()[axis], region.end(axis), at))
-            .collect();
-        sorted.sort_unstable();
-        let mut furthest = 0;
-        for entry in &mut sorted {
-            furthest = furthest.max(entry.1);
-            entry.1 = furthest;
-        }
-        Self { axis, sorted }
-    }
-
-    /// Positions of all boxes that may meet a region.
-    fn meeting(&self, region: &Region) -> impl Iterator<Item = usize> {
-        let (begin, end) =
-            if region.axes() == 0 { (0, 1) } else { (region.origin()[self.axis], region.end(self.axis)) };
-        let from = self.sorted.partition_point(|entry| entry.1 <= begin);
-        self.sorted[from..].iter().take_while(move |entry| entry.0 < end).map(|entry| entry.2)
-    }
 }
 
 fn exact_cover(
@@ -321,11 +390,19 @@ fn exact_cover(
     Ok(verified)
 }
 
-/// Two boxes that share an element, found by a sweep along the sorted axis.
+/// Two boxes that share an element.
 fn meeting_pair(boxes: &[Region]) -> Option<(Region, Region)> {
-    let index = SortedBoxes::new(boxes.to_vec());
-    boxes.iter().enumerate().find_map(|(at, region)| {
-        let other = index.meeting(region).find(|&other| other > at && boxes[other].overlaps(region))?;
-        Some((region.clone(), boxes[other].clone()))
-    })
+    let index = Intervals::new(boxes.iter());
+    for (at, region) in boxes.iter().enumerate() {
+        let mut found = None;
+        index.meeting(region, &mut |other| {
+            if other != at && boxes[other].overlaps(region) {
+                found = Some(other);
+            }
+        });
+        if let Some(other) = found {
+            return Some((region.clone(), boxes[other].clone()));
+        }
+    }
+    None
 }

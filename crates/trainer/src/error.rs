@@ -1,5 +1,7 @@
 //! What can go wrong in the trainer, with the facts.
 
+use std::path::PathBuf;
+
 use reshard_layout::{Bytes, DType, LayoutError};
 use reshard_parallel::ParallelError;
 use reshard_plan::PlanError;
@@ -39,9 +41,39 @@ pub enum TrainerError {
         /// The fewest that are needed.
         minimum: u64,
     },
+    /// A key of the model's configuration holds a value with which nothing can be computed.
+    #[error("{key:?} in the model configuration is {value}, not {expected}")]
+    ModelInvalid {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A key of the model's configuration asks for a computation that this crate does not have.
+    #[error("{key:?} in the model configuration is {value}, which is not supported; supported: {supported}")]
+    ModelUnsupported {
+        /// The key.
+        key: &'static str,
+        /// Its value, as JSON.
+        value: String,
+        /// What is computed.
+        supported: &'static str,
+    },
+    /// A model cannot be used.
+    #[error("{model}: {cause}")]
+    InModel {
+        /// Its name or file.
+        model: String,
+        /// Why.
+        cause: Box<TrainerError>,
+    },
     /// The text is too short to train on.
-    #[error("text has {found} bytes, at least {minimum} are needed")]
+    #[error("text{} has {found} bytes, at least {minimum} are needed", of_file(path))]
     TextTooShort {
+        /// Its file, where it is from one.
+        path: Option<PathBuf>,
         /// Its length.
         found: Bytes,
         /// The least length.
@@ -82,6 +114,14 @@ pub enum TrainerError {
         /// Ranks of the trainer.
         found: u32,
     },
+    /// More processes than the demo starts on one machine.
+    #[error("the demo would start {needed} processes; at most {maximum}")]
+    WorldTooLarge {
+        /// Processes that were asked for.
+        needed: u32,
+        /// The limit.
+        maximum: u32,
+    },
     /// The demo numbers its own processes.
     #[error("topology {topology:?} names its own ranks; the demo numbers its processes from 0 in order")]
     RanksRenamed {
@@ -89,10 +129,16 @@ pub enum TrainerError {
         topology: String,
     },
     /// A rollout engine keeps whole tensor-parallel shards.
-    #[error("rollout topology {topology:?} partitions over data-parallel ranks; use tp and copies")]
+    #[error(
+        "rollout topology {topology:?} has {key}={value}, which a rollout engine has not; use tp and copies"
+    )]
     RolloutPartitioned {
         /// The topology.
         topology: String,
+        /// The key that only a trainer takes.
+        key: &'static str,
+        /// Its value.
+        value: u32,
     },
     /// Replicas differ, so that a sync would depend on which of them is read.
     #[error(
@@ -119,6 +165,10 @@ impl From<PlanError> for TrainerError {
     fn from(error: PlanError) -> Self {
         Self::Plan(Box::new(error))
     }
+}
+
+fn of_file(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or_else(String::new, |path| format!(" {}", path.display()))
 }
 
 /// Names a few; the rest are counted.

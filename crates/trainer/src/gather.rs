@@ -1,4 +1,4 @@
-//! The gather way: whole parameters, one at a time, by plain collectives, sliced by loops. Baseline and oracle.
+//! The gather way: whole parameters, one at a time, by plain collectives, sliced by loops: the baseline.
 //!
 //! ```text
 //! slices of ZeRO --all-gather--> shard of one tensor-parallel rank --all-gather--> whole parameter
@@ -6,17 +6,17 @@
 //! ```
 //!
 //! It knows nothing of layouts, boxes or plans. What it gathers is what the trainer's own forward pass gathers.
+//! Whether it is right is for the [oracle](crate::Oracle) to say, with which it shares no loop.
 
-use std::fmt;
 use std::sync::Arc;
 
-use reshard_layout::{Bytes, Rank};
-use reshard_parallel::RankStorage;
+use reshard_layout::Bytes;
 use reshard_transport::Communicator;
 
 use crate::error::TrainerError;
-use crate::model::{Model, ShardedParameter};
-use crate::rollout::{RolloutEngine, shard_bytes, slice};
+use crate::model::ShardedParameter;
+use crate::rollout::RolloutEngine;
+use crate::storage::shard_range;
 use crate::trainer::Groups;
 use crate::zero::{Stored, ZeroEngine};
 
@@ -110,22 +110,21 @@ pub struct Parties<'a> {
 }
 
 impl Parties<'_> {
-    /// Calls `each` with every parameter's whole bytes (in the weights' type), on ranks that get them. A
-    /// collective call of all ranks.
-    fn for_each_parameter(
-        &mut self,
-        cost: &mut GatherCost,
-        mut each: impl FnMut(Option<&mut RolloutEngine>, usize, &[u8]),
-    ) -> Result<(), TrainerError> {
+    /// Fills the rollout engines by the gather way. A collective call of all ranks.
+    ///
+    /// # Errors
+    /// If a peer fails.
+    pub fn sync(&mut self) -> Result<GatherCost, TrainerError> {
+        let mut cost = GatherCost::default();
         let model = match (&self.trainer, &self.rollout) {
             (Some((engine, _)), _) => Arc::clone(engine.model()),
             (None, Some(rollout)) => Arc::clone(rollout.model()),
-            (None, None) => return Ok(()),
+            (None, None) => return Ok(cost),
         };
         let size = model.config().dtype().size() as usize;
         for (index, parameter) in model.parameters().iter().enumerate() {
             let mut whole = match self.trainer {
-                Some((engine, groups)) => whole_parameter(engine, groups, Stored::Weights, index, cost)?,
+                Some((engine, groups)) => whole_parameter(engine, groups, Stored::Weights, index, &mut cost)?,
                 None => vec![0; parameter.elements() * size],
             };
             if let Delivery::Broadcast(Some(group)) = &self.delivery {
@@ -134,130 +133,31 @@ impl Parties<'_> {
                     cost.collective(0, whole.len(), 0);
                 }
             }
-            each(self.rollout.as_deref_mut(), index, &whole);
-        }
-        Ok(())
-    }
-
-    /// Fills the rollout engines by the gather way.
-    ///
-    /// # Errors
-    /// If a peer fails.
-    pub fn sync(&mut self) -> Result<GatherCost, TrainerError> {
-        let mut cost = GatherCost::default();
-        self.for_each_parameter(&mut cost, |rollout, index, whole| {
-            if let Some(rollout) = rollout {
-                rollout.slice_in(index, whole);
+            if let Some(rollout) = &mut self.rollout {
+                rollout.slice_in(index, &whole);
             }
-        })?;
+        }
         Ok(cost)
     }
 
-    /// What the rollout engine of this rank must hold after a sync: its part of what the trainer holds now. A
-    /// collective call of all ranks.
-    ///
-    /// # Errors
-    /// If a peer fails.
-    pub fn expected(&mut self) -> Result<Expectation, TrainerError> {
-        let mut expectation = Expectation::default();
-        self.for_each_parameter(&mut GatherCost::default(), |rollout, index, whole| {
-            if let Some(rollout) = rollout {
-                let parameter = &rollout.model().parameters()[index];
-                expectation.size = whole.len() / parameter.elements();
-                expectation.shards.push(slice(parameter, rollout.tp_rank(), whole));
-            }
-        })?;
-        Ok(expectation)
-    }
-}
-
-/// The bytes that a rollout engine must hold, by parameter.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expectation {
-    shards: Vec<Vec<u8>>,
-    size: usize,
-}
-
-impl Expectation {
-    /// Compares, bit for bit, the memory that a rollout engine generates from: `memory` gives the bytes of one of
-    /// its storages.
+    /// Bytes of this rank's rollout engine whose elements its own trainer stores: what it slices from what it had
+    /// before anything was gathered. The rest of the engine came from other ranks.
     #[must_use]
-    pub fn compare<'a>(
-        &self,
-        model: &Model,
-        description: &RankStorage,
-        memory: impl Fn(usize) -> &'a [u8],
-    ) -> Verification {
-        let mut verification = Verification::default();
-        for (index, expected) in self.shards.iter().enumerate() {
-            let parameter = &model.parameters()[index];
-            let found = shard_bytes(description, index, &memory);
-            let elements = expected.len() / self.size;
-            let stored = |at: usize| found.get(at * self.size..(at + 1) * self.size);
-            let right = expected.chunks_exact(self.size).enumerate();
-            let wrong: Vec<usize> =
-                right.filter(|(at, right)| stored(*at) != Some(*right)).map(|(at, _)| at).collect();
-            verification.elements += elements as u64;
-            verification.mismatches += wrong.len() as u64;
-            if let Some(first) = wrong.first() {
-                let logical = parameter.logical_index(description.tp_rank as usize, *first);
-                verification.differing.push(Mismatch {
-                    parameter: parameter.name.clone(),
-                    rank: description.rank,
-                    elements: wrong.len() as u64,
-                    first: coordinate(logical, &parameter.shape),
-                });
+    pub fn held_bytes(&self) -> Bytes {
+        let (Some((engine, _)), Some(rollout)) = (&self.trainer, &self.rollout) else { return Bytes(0) };
+        let description = engine.description(Stored::Weights);
+        let tp_rank = description.tp_rank as usize;
+        let mut held = 0;
+        let parameters = engine.model().parameters().iter().zip(rollout.model().parameters());
+        for (index, (stored, wanted)) in parameters.enumerate() {
+            let mut is_stored = vec![false; stored.elements()];
+            for run in description.runs.iter().filter(|run| run.parameter == index) {
+                shard_range(run).for_each(|at| is_stored[stored.logical_index(tp_rank, at)] = true);
             }
+            let elements: usize = wanted.shard_shape(rollout.tp_rank()).iter().product();
+            held +=
+                (0..elements).filter(|at| is_stored[wanted.logical_index(rollout.tp_rank(), *at)]).count();
         }
-        verification
+        Bytes(held as u64 * engine.model().config().dtype().size())
     }
-}
-
-/// Elements of one parameter that differ on one rank.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Mismatch {
-    /// The parameter.
-    pub parameter: String,
-    /// The rollout rank that holds the wrong elements.
-    pub rank: Rank,
-    /// How many differ.
-    pub elements: u64,
-    /// The first of them, as a coordinate of the whole parameter.
-    pub first: Vec<u64>,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { parameter, rank, elements, first } = self;
-        write!(f, "{parameter}: {elements} elements differ on rollout rank {rank}, the first at {first:?}")
-    }
-}
-
-/// The outcome of a bitwise comparison.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Verification {
-    /// Elements that were compared.
-    pub elements: u64,
-    /// Elements that differ.
-    pub mismatches: u64,
-    /// Where, by parameter and rank.
-    pub differing: Vec<Mismatch>,
-}
-
-impl Verification {
-    /// Adds another rank's outcome.
-    pub fn merge(&mut self, other: Self) {
-        self.elements += other.elements;
-        self.mismatches += other.mismatches;
-        self.differing.extend(other.differing);
-    }
-}
-
-fn coordinate(mut index: usize, shape: &[usize]) -> Vec<u64> {
-    let mut at = vec![0; shape.len()];
-    for (place, extent) in at.iter_mut().zip(shape).rev() {
-        *place = (index % extent) as u64;
-        index /= extent;
-    }
-    at
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! born:    NaN NaN NaN ...          generating says so: an element that nobody wrote is seen
 //! sync:    w0  w1  w2  ...          written from outside into the same memory, then the version moves on
-//! generate: fills a block's tensors from this memory, block by block, token by token
+//! generate: fills the tensors from this memory, once a call; the weights cannot change during it
 //! ```
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use reshard_parallel::topology::Slot;
 use reshard_parallel::{RankStorage, Run};
 use reshard_transport::{Communicator, TargetState};
 
-use crate::compute::{Decoder, Shard, ShardSource, TokenShape};
+use crate::compute::{Decoder, Fills, Shard, ShardSource, TokenShape};
 use crate::error::TrainerError;
 use crate::model::{BEGIN_OF_TEXT, Block, Model, ShardedParameter};
 use crate::random::Stream;
@@ -104,10 +104,10 @@ impl RolloutEngine {
         (&self.shards.description, &mut self.shards.storages, &mut self.state)
     }
 
-    /// Makes every element NaN again, as if nothing had been written.
+    /// Makes every element NaN again, as if nothing had been written. Torn before the first byte changes.
     pub fn poison(&mut self) {
-        self.shards.storages.iter_mut().for_each(Storage::poison);
         self.state = TargetState::Torn;
+        self.shards.storages.iter_mut().for_each(Storage::poison);
     }
 
     /// Writes this rank's part of a whole parameter, given as bytes of its elements.
@@ -132,8 +132,9 @@ impl RolloutEngine {
         let mut text = vec![BEGIN_OF_TEXT];
         text.extend(prompt.iter().map(|byte| u32::from(*byte)));
         let start = text.len();
+        let filled = self.decoder.fill_all(&self.shards)?;
         for position in 0..tokens {
-            let logits = self.next_logits(&text)?;
+            let logits = self.logits_after(&text, Fills::Kept(&filled))?;
             text.push(choice.choose(&logits, position as u64));
         }
         Ok(text.split_off(start))
@@ -144,8 +145,12 @@ impl RolloutEngine {
     /// # Errors
     /// As [`generate`](Self::generate).
     pub fn next_logits(&self, text: &[u32]) -> Result<Vec<f32>, TrainerError> {
+        self.logits_after(text, Fills::Fresh(&self.shards))
+    }
+
+    fn logits_after(&self, text: &[u32], fills: Fills<'_>) -> Result<Vec<f32>, TrainerError> {
         let shape = TokenShape { sequences: 1, tokens: text.len() };
-        let (logits, _) = self.decoder.forward(text, shape, &self.shards)?;
+        let (logits, _) = self.decoder.forward(text, shape, fills)?;
         let last = logits[logits.len() - self.model().dimensions().vocabulary..].to_vec();
         if last.iter().any(|logit| logit.is_nan()) {
             return Err(TrainerError::NotANumber { position: text.len() });
@@ -209,7 +214,7 @@ pub(crate) fn shard_bytes<'a>(
 }
 
 /// A rank's part of a whole parameter: a stretch of every row that the cut axis has, one after another.
-pub(crate) fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) -> Vec<u8> {
+fn slice(parameter: &ShardedParameter, tp_rank: usize, whole: &[u8]) -> Vec<u8> {
     let Some(cut) = &parameter.cut else { return whole.to_vec() };
     let size = whole.len() / parameter.elements();
     let inner: usize = parameter.shape[cut.axis + 1..].iter().product::<usize>() * size;

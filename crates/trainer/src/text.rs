@@ -7,6 +7,7 @@
 //! step of 8 sequences over dp 3: 0 1 2 | 3 4 5 | 6 7
 //! ```
 
+use std::path::Path;
 use std::sync::Arc;
 
 use reshard_layout::Bytes;
@@ -44,7 +45,7 @@ pub(crate) struct Batches {
 impl Batches {
     /// Batches for `dp` data-parallel ranks, each of which gets at least one sequence a step.
     pub(crate) fn new(text: &[u8], seed: u64, dp: usize) -> Result<Self, TrainerError> {
-        check_text(text)?;
+        check_text(text, None)?;
         Ok(Self { text: text.into(), seed, sequences: SEQUENCES.max(dp) })
     }
 
@@ -67,11 +68,11 @@ impl Batches {
     }
 }
 
-/// Whether a text has at least two different sequences.
-pub(crate) fn check_text(text: &[u8]) -> Result<(), TrainerError> {
+/// Whether a text, perhaps from a file, has at least two different sequences.
+pub(crate) fn check_text(text: &[u8], path: Option<&Path>) -> Result<(), TrainerError> {
     let (found, minimum) = (Bytes(text.len() as u64), Bytes(SEQUENCE_TOKENS as u64 + 2));
     if found < minimum {
-        return Err(TrainerError::TextTooShort { found, minimum });
+        return Err(TrainerError::TextTooShort { path: path.map(Path::to_owned), found, minimum });
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::topology::Slot;
 use reshard_transport::{Communicator, World};
 
-use crate::compute::{Decoder, Gradient, Meter, TokenShape, cross_entropy, lookup_gradient};
+use crate::compute::{Decoder, Fills, Gradient, Meter, TokenShape, cross_entropy, lookup_gradient};
 use crate::error::TrainerError;
 use crate::model::{Block, BlockKind, Model};
 use crate::text::{Batches, SEQUENCE_TOKENS, Share};
@@ -63,7 +63,7 @@ impl Default for TrainerOptions {
 }
 
 impl TrainerOptions {
-    fn weight_seed(&self, tp_rank: usize) -> u64 {
+    pub(crate) fn weight_seed(&self, tp_rank: usize) -> u64 {
         self.seed.wrapping_add(self.weight_seed_offsets.get(tp_rank).copied().unwrap_or(0))
     }
 }
@@ -136,7 +136,7 @@ impl Trainer {
     /// As [`step`](Self::step).
     pub fn loss(&self) -> Result<f32, TrainerError> {
         let (share, shape) = self.next_share();
-        let (mut logits, _) = self.decoder.forward(&share.inputs, shape, &self.engine)?;
+        let (mut logits, _) = self.decoder.forward(&share.inputs, shape, Fills::Fresh(&self.engine))?;
         let loss = cross_entropy(&mut logits, &share.targets, share.tokens_global);
         self.mean_over_ranks(loss, share.tokens_global)
     }
@@ -160,7 +160,7 @@ impl Trainer {
     pub fn backward(&mut self) -> Result<f32, TrainerError> {
         let (share, shape) = self.next_share();
         self.engine.begin_gradients();
-        let (mut logits, inputs) = self.decoder.forward(&share.inputs, shape, &self.engine)?;
+        let (mut logits, inputs) = self.decoder.forward(&share.inputs, shape, Fills::Fresh(&self.engine))?;
         let loss = cross_entropy(&mut logits, &share.targets, share.tokens_global);
         self.backward_blocks(&share, shape, logits, inputs)?;
         self.engine.finish_gradients()?;

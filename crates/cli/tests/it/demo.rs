@@ -69,7 +69,20 @@ fn the_json_keys_are_stable() {
     let path = &report["paths"][0];
     assert_eq!(keys(path), "name seconds bytes staging_bytes_max rounds pieces verified");
     assert_eq!(keys(&path["seconds"]), "layouts plan first repeats");
+    assert_eq!(keys(&path["bytes"]), "local sent");
+    assert_eq!(keys(&path["pieces"]), "source target");
+    assert_eq!(keys(&report["model"]), "name parameters");
+    assert_eq!(keys(&report["samples"]), "prompt before after sampled");
+    assert_eq!(keys(&report["memory"]), "kept_bytes gradient_bytes working_weight_bytes_max");
     assert_eq!(keys(&path["verified"]), "elements mismatches differing");
+}
+
+#[test]
+fn a_repeated_way_is_tried_once() {
+    let report = demo(&["--steps", "0", "--repeats", "0", "--paths", "affine,gather,affine"]);
+    let names: Vec<&str> =
+        report["paths"].as_array().unwrap().iter().map(|path| path["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["affine", "gather"]);
 }
 
 #[test]
@@ -80,23 +93,32 @@ fn refuses_bad_input_by_name_and_number() {
         &config(18, false, false).replace(r#""num_attention_heads":8"#, r#""num_attention_heads":6"#),
     );
     let (_c, short) = file("short.txt", "too short");
-    let calls: [&[&str]; 10] = [
+    let (_d, gelu) = file("d.json", &config(18, false, false).replace('{', r#"{"hidden_act":"gelu","#));
+    let (_e, odd) = file("e.json", &config(18, false, false).replace(r#""head_dim":8"#, r#""head_dim":7"#));
+    let calls: [&[&str]; 15] = [
         &["--train", "autotp:tp=2,dp=1", "--rollout", "autotp:tp=2,copies=2"],
         &["--train", "autotp:tp=0"],
         &["--train", "autotp:tp=2,zero=7"],
         &["--train", "autotp:tp=2,init=zero"],
+        &["--train", "autotp:tp=2,dp=33"],
+        &["--train", "autotp:tp=2,dp=32", "--separate"],
         &["--rollout", "autotp:tp=2,dp=2"],
+        &["--rollout", "autotp:tp=2,zero=1"],
         &["--paths", "affine,teleport"],
         &["--text", "absent.txt"],
         &["--text", &short],
         &["--model", &no_heads],
         &["--model", &heads],
+        &["--model", &gelu],
+        &["--model", &odd],
     ];
     let mut all = String::new();
     for call in calls {
         let (code, text) = failure(&[&["demo"], call].concat());
         let mut shown = format!("$ {}\n[{code}] {text}\n", call.join(" "));
-        for (path, name) in [(&no_heads, "NO_HEADS"), (&heads, "HEADS"), (&short, "SHORT")] {
+        for (path, name) in
+            [(&no_heads, "NO_HEADS"), (&heads, "HEADS"), (&short, "SHORT"), (&gelu, "GELU"), (&odd, "ODD")]
+        {
             shown = shown.replace(path.as_str(), name);
         }
         all.push_str(&shown);
@@ -124,10 +146,10 @@ fn planted_faults_are_found_and_named() {
         let both = [output.stdout, output.stderr].concat();
         (output.status.code().unwrap(), String::from_utf8(both).unwrap())
     };
-    assert_ne!(code, 0);
+    assert_eq!(code, 1, "{text}");
     assert!(text.contains("up_proj"), "{text}");
     let (code, text) = failure(&["demo", "--model", &even, "--fault", "drift"]);
-    assert_ne!(code, 0);
+    assert_eq!(code, 1, "{text}");
     assert!(text.contains("replicas of \"model.embed_tokens.weight\" differ"), "{text}");
 }
 

@@ -98,7 +98,7 @@ fn says_what_is_wrong_and_exits_accordingly() {
         &["plan", "--model", &model, "--source", "autotp:tq=2", "--target", "autotp:tp=4"],
         &["plan", "--model", &model, "--source", "autotp:tp=2,tp=2", "--target", "autotp:tp=4"],
         &["plan", "--model", &model, "--source", "fsdp:shard=8", "--target", "autotp:tp=4"],
-        &["plan", "--model", &model, "--source", "autotp:tp=2,zero=3,copies=2", "--target", "autotp:tp=4"],
+        &["plan", "--model", &model, "--source", "autotp:tp=2,zero=2,init=dp", "--target", "autotp:tp=4"],
         &[
             "plan",
             "--model",

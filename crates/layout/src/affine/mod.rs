@@ -12,6 +12,8 @@
 //! `source` and `dest` name the direction whole -> shard on both sides of a plan. Offsets and strides count
 //! elements. Form and rules: DeepSpeed 0.19.8, `checkpoint/affine.py` and `checkpoint/affine_transfer.py`.
 
+mod holders;
+mod keys;
 mod read;
 mod write;
 
@@ -24,15 +26,18 @@ use crate::units::DType;
 
 /// Where every block of one parameter lies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffineMap {
     /// Shape of the whole parameter.
     pub logical_shape: Vec<u64>,
     /// What each rank holds.
+    #[serde(deserialize_with = "keys::unique")]
     pub ranks: IndexMap<String, AffineShard>,
 }
 
 /// What one rank holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffineShard {
     /// Shape of the rank's shard; one axis where it is a flat buffer.
     pub shard_shape: Vec<u64>,
@@ -42,6 +47,7 @@ pub struct AffineShard {
 
 /// One block: `shape`, and an address in the whole parameter and in the shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffinePiece {
     /// Extents.
     pub shape: Vec<i64>,
@@ -58,14 +64,19 @@ pub struct AffinePiece {
 
 /// A layout file: `{"version": 1, "dtype": "bf16", "parameters": {name: affine map}}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AffineFile {
     /// Version of the form: 1.
     pub version: u32,
     /// Type of every parameter's elements.
     pub dtype: DType,
     /// The parameters, in order.
+    #[serde(deserialize_with = "keys::unique")]
     pub parameters: IndexMap<String, AffineMap>,
 }
+
+/// The version of the file form that is read and written.
+pub(crate) const VERSION: u32 = 1;
 
 /// What can be wrong with one affine map, beyond what is wrong with any layout.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -155,6 +166,12 @@ pub enum AffineFault {
         /// The parameter's shape.
         shape: Dims,
     },
+    /// A parameter whose elements do not fit in 64 bits.
+    #[error("a parameter of shape {shape:?} does not fit in 64 bits")]
+    TooLarge {
+        /// The shape.
+        shape: Vec<u64>,
+    },
     /// More rows in turn than are worth a piece each.
     #[error("rank {rank}: a piece stands for {found} boxes, more than {limit}")]
     TooManyBoxes {
@@ -168,11 +185,12 @@ pub enum AffineFault {
 }
 
 impl AffineFault {
-    /// Whether the map contradicts itself or is only beyond this library.
+    /// Whether the map contradicts itself, or is beyond this library or over a limit.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotABox { .. } | Self::TooManyBoxes { .. } => Kind::Unsupported,
+            Self::NotABox { .. } => Kind::Unsupported,
+            Self::TooManyBoxes { .. } => Kind::OverBudget,
             _ => Kind::Invalid,
         }
     }

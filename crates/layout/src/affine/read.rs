@@ -2,17 +2,13 @@
 
 use indexmap::IndexMap;
 
-use super::{AffineFault, AffineFile, AffineMap, AffinePiece, AffineShard};
+use super::{AffineFault, AffineFile, AffineMap, AffinePiece, AffineShard, VERSION, holders};
 use crate::error::LayoutError;
 use crate::geometry::{Block, Geometry};
-use crate::join::refine;
 use crate::layout::{Layout, LayoutBuilder};
 use crate::region::{Dims, Region, coordinate, row_major, volume};
 use crate::runs::boxes_of_run;
 use crate::units::{Bytes, DType, Elements, Rank};
-
-/// The version of the file form that is read and written.
-const VERSION: u32 = 1;
 
 /// Rows dealt in turn become one box a row, up to this many a piece.
 const BOXES_PER_PIECE_MAX: u64 = 65_536;
@@ -55,6 +51,9 @@ fn layout_of_maps(maps: &IndexMap<String, AffineMap>, dtype: DType) -> Result<La
     let mut builder = LayoutBuilder::new();
     for (name, map) in maps {
         let fault = |fault| LayoutError::AffineMap { parameter: name.clone(), fault: Box::new(fault) };
+        if volume(&map.logical_shape).and_then(|count| count.checked_mul(dtype.size())).is_none() {
+            return Err(fault(AffineFault::TooLarge { shape: map.logical_shape.clone() }));
+        }
         let parameter = builder.parameter(name, Dims::from_slice(&map.logical_shape), dtype);
         let mut shards: Vec<(u32, &AffineShard)> = Vec::new();
         for (key, shard) in &map.ranks {
@@ -75,7 +74,7 @@ fn layout_of_maps(maps: &IndexMap<String, AffineMap>, dtype: DType) -> Result<La
                 blocks.into_iter().map(move |block| (rank, piece, block.region))
             }));
         }
-        declared_holders(&map.logical_shape, &held).map_err(fault)?;
+        holders::check(&map.logical_shape, &held).map_err(fault)?;
     }
     builder.build()
 }
@@ -91,7 +90,7 @@ fn blocks_of_shard<'a>(
     let mut found = 0u64;
     for piece in &shard.pieces {
         let of_piece = blocks_of_piece(rank, piece, &shard.shard_shape, shape)?;
-        found += of_piece.iter().map(|block| block.region.volume()).sum::<u64>();
+        found = of_piece.iter().fold(found, |sum, block| sum.saturating_add(block.region.volume()));
         blocks.push((piece, of_piece));
     }
     let expected = volume(&shard.shard_shape).unwrap_or(u64::MAX);
@@ -249,7 +248,8 @@ fn logical_boxes(
             .find(|&at| region_extent[at] == 1 && stride / logical[at] < shape[at])
             .ok_or_else(not_a_box)?;
         let step = stride / logical[walked];
-        if origin[walked] + (extent[axis] - 1) * step >= shape[walked] {
+        let last = (extent[axis] - 1).checked_mul(step).and_then(|far| far.checked_add(origin[walked]));
+        if last.is_none_or(|last| last >= shape[walked]) {
             return Err(leaves());
         }
         if step == 1 {
@@ -273,6 +273,13 @@ fn dealt_in_turn(
     if found > BOXES_PER_PIECE_MAX {
         return Err(AffineFault::TooManyBoxes { rank, found, limit: BOXES_PER_PIECE_MAX });
     }
+    let offsets_fit = steps.iter().try_fold(first.offset.0, |end, &(_, _, count, stride)| {
+        stride.checked_mul(count - 1).and_then(|far| far.checked_add(end))
+    });
+    if offsets_fit.is_none() {
+        let (extent, shape) = (steps.iter().map(|step| step.2).collect(), Dims::new());
+        return Err(AffineFault::Leaves { rank, what: "shard", offset: first.offset.0, extent, shape });
+    }
     let mut blocks = vec![first];
     for &(axis, step, count, stride) in steps {
         let moved = |block: &Block, index: u64| {
@@ -290,29 +297,4 @@ fn dealt_in_turn(
             .collect();
     }
     Ok(blocks)
-}
-
-/// The ranks that hold any of a piece must be exactly those that it declares, and each must hold all of it.
-fn declared_holders(shape: &[u64], held: &[(u32, &AffinePiece, Region)]) -> Result<(), AffineFault> {
-    let regions: Vec<&Region> = held.iter().map(|(_, _, region)| region).collect();
-    let mut fault = None;
-    refine(&Region::whole(shape), &regions, &mut |_, holders| {
-        if fault.is_some() {
-            return;
-        }
-        let mut found: Vec<u32> = holders.iter().map(|&at| held[at].0).collect();
-        found.sort_unstable();
-        found.dedup();
-        for &at in holders {
-            let (rank, piece, _) = &held[at];
-            let mut declared = piece.locations.clone();
-            declared.sort_unstable();
-            declared.dedup();
-            if declared != found {
-                fault = Some(AffineFault::Holders { rank: *rank, declared, found });
-                return;
-            }
-        }
-    });
-    fault.map_or(Ok(()), Err)
 }

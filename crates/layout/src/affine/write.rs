@@ -7,12 +7,12 @@
 
 use indexmap::IndexMap;
 
-use super::{AffineFile, AffineMap, AffinePiece, AffineShard};
-use crate::join::refine;
+use super::{AffineFile, AffineMap, AffinePiece, AffineShard, VERSION};
+use crate::join::{overlapping_pairs, refine};
 use crate::layout::{Layout, Piece};
 use crate::places::ParameterId;
-use crate::region::{Region, row_major};
-use crate::units::{DType, Elements, Rank};
+use crate::region::{Region, address, row_major};
+use crate::units::{DType, Elements};
 
 impl AffineFile {
     /// Writes every parameter's affine map. Shards are dense: what lies between a rank's pieces (other
@@ -31,7 +31,7 @@ impl AffineFile {
             dtype = Some(parameter.dtype);
             parameters.insert(parameter.name.clone(), map_of(layout, id)?);
         }
-        Some(Self { version: 1, dtype: dtype?, parameters })
+        Some(Self { version: VERSION, dtype: dtype?, parameters })
     }
 }
 
@@ -39,19 +39,32 @@ fn map_of(layout: &Layout, id: ParameterId) -> Option<AffineMap> {
     let shape = &layout.parameter(id).shape;
     let pieces: Vec<Piece<'_>> = layout.pieces_of(id).collect();
     let regions: Vec<&Region> = pieces.iter().map(|piece| piece.region).collect();
+    let mut meeting: Vec<Vec<usize>> = vec![Vec::new(); pieces.len()];
+    overlapping_pairs(&regions, &regions, &mut |piece, other| meeting[piece].push(other));
+    let mut cells: Vec<Vec<(Region, Vec<u32>)>> = Vec::with_capacity(pieces.len());
+    for (piece, others) in pieces.iter().zip(&mut meeting) {
+        others.sort_unstable();
+        let others_regions: Vec<&Region> = others.iter().map(|&at| regions[at]).collect();
+        let mut of_piece = Vec::new();
+        refine(piece.region, &others_regions, &mut |cell, holders| {
+            // Pieces come by rank, so that these are sorted.
+            let mut locations: Vec<u32> = holders.iter().map(|&at| pieces[others[at]].rank.0).collect();
+            locations.dedup();
+            of_piece.push((cell.clone(), locations));
+        });
+        cells.push(of_piece);
+    }
     let mut ranks = IndexMap::new();
+    let mut done = 0;
     for of_rank in pieces.chunk_by(|one, other| one.rank == other.rank) {
-        ranks.insert(of_rank[0].rank.to_string(), shard_of(of_rank, shape, &pieces, &regions)?);
+        let cells = &cells[done..done + of_rank.len()];
+        ranks.insert(of_rank[0].rank.to_string(), shard_of(of_rank, shape, cells)?);
+        done += of_rank.len();
     }
     Some(AffineMap { logical_shape: shape.to_vec(), ranks })
 }
 
-fn shard_of(
-    of_rank: &[Piece<'_>],
-    shape: &[u64],
-    all: &[Piece<'_>],
-    regions: &[&Region],
-) -> Option<AffineShard> {
+fn shard_of(of_rank: &[Piece<'_>], shape: &[u64], cells: &[Vec<(Region, Vec<u32>)>]) -> Option<AffineShard> {
     let start = of_rank.iter().map(|piece| piece.offset).min()?;
     let held: u64 = of_rank.iter().map(|piece| piece.region.volume()).sum();
     let end = of_rank.iter().map(|piece| piece.offset.0 + reach(piece)).max()?;
@@ -59,25 +72,22 @@ fn shard_of(
         return None;
     }
     let shard_shape = one_box(of_rank, start).unwrap_or_else(|| vec![held]);
+    let logical = row_major(shape);
+    let signed = |dims: &[u64]| -> Vec<i64> { dims.iter().map(|&value| value.cast_signed()).collect() };
     let mut pieces = Vec::new();
-    for piece in of_rank {
-        refine(piece.region, regions, &mut |cell, holders| {
+    for (piece, cells) in of_rank.iter().zip(cells) {
+        for (cell, locations) in cells {
             let within: u64 = (0..cell.axes())
                 .map(|axis| (cell.origin()[axis] - piece.region.origin()[axis]) * piece.strides[axis])
                 .sum();
-            let signed =
-                |dims: &[u64]| -> Vec<i64> { dims.iter().map(|&value| value.cast_signed()).collect() };
-            let logical = row_major(shape);
-            let mut locations: Vec<Rank> = holders.iter().map(|&at| all[at].rank).collect();
-            locations.dedup();
             pieces.push(AffinePiece {
                 shape: signed(cell.extent()),
-                source: (crate::region::address(cell.origin(), &logical).cast_signed(), signed(&logical)),
+                source: (address(cell.origin(), &logical).cast_signed(), signed(&logical)),
                 dest: ((piece.offset.0 - start.0 + within).cast_signed(), dest_strides(piece, &shard_shape)),
-                locations: locations.into_iter().map(|rank| rank.0).collect(),
+                locations: locations.clone(),
                 scale: (piece.scale != 1.0).then_some(piece.scale),
             });
-        });
+        }
     }
     pieces.sort_by_key(|piece| piece.dest.0);
     Some(AffineShard { shard_shape, pieces })

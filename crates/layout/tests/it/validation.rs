@@ -97,8 +97,9 @@ fn finds_faults_of_places_names_and_fills() {
 }
 
 #[test]
-fn a_fill_may_not_lie_on_a_piece() {
-    for (offset, sound) in [(24, true), (23, false)] {
+fn a_fill_lies_in_its_buffer_and_on_no_piece() {
+    // On the piece, behind it, past the buffer, past 2^64.
+    for (offset, sound) in [(23, false), (24, true), (41, false), (u64::MAX, false)] {
         let mut builder = LayoutBuilder::new();
         let w = builder.parameter("w", [4, 6], DType::F32);
         let storage = builder.storage(Rank(0), "flat", Bytes(200));
@@ -129,6 +130,88 @@ fn interleaved_columns_of_two_parameters_share_no_byte() {
         builder.place(parameter, buffer, Elements(base), geometry);
     }
     assert_eq!(findings(builder), Ok(()));
+}
+
+/// A square parameter on one rank as the given boxes, each where it lies in the row-major whole.
+fn in_place(side: u64, boxes: &[Region]) -> Result<(), Vec<Finding>> {
+    let mut builder = LayoutBuilder::new();
+    let w = builder.parameter("w", [side, side], DType::Bf16);
+    let storage = builder.storage(Rank(0), "flat", Bytes(side * side * 2));
+    let buffer = builder.buffer(storage, Bytes(0), DType::Bf16, Elements(side * side));
+    let blocks = boxes.iter().map(|region| {
+        let offset = Elements(region.origin()[0] * side + region.origin()[1]);
+        Block::new(region.clone(), offset, [side, 1].into_iter().collect())
+    });
+    let geometry = builder.geometry(Geometry::new([side, side], blocks));
+    builder.place(w, buffer, Elements(0), geometry);
+    findings(builder)
+}
+
+/// Alternately the top row and the left column of what is left.
+fn peeled(side: u64) -> Vec<Region> {
+    let strips = |at: u64| {
+        let left = side - at;
+        [region([at, at], [1, left]), region([at + 1, at], [left - 1, 1])]
+    };
+    (0..side).flat_map(strips).collect()
+}
+
+/// Halves of halves, cut where a fixed sequence of numbers says.
+fn halves(whole: Region, pieces: usize) -> Vec<Region> {
+    let mut seed = 7u64;
+    let mut boxes = vec![whole];
+    while boxes.len() < pieces {
+        let largest = (0..boxes.len()).max_by_key(|&at| boxes[at].volume()).unwrap();
+        let cut = boxes.swap_remove(largest);
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let axis = usize::from(cut.extent()[1] > cut.extent()[0]);
+        let (low, high) = cut.split(axis, cut.origin()[axis] + 1 + (seed >> 33) % (cut.extent()[axis] - 1));
+        boxes.extend([low, high]);
+    }
+    boxes
+}
+
+#[test]
+fn irregular_boxes_in_their_place_are_no_contradiction() {
+    assert_eq!(in_place(3_000, &peeled(3_000)), Ok(()));
+    let mut boxes = halves(Region::whole(&[512, 512]), 3_000);
+    assert_eq!(in_place(512, &boxes), Ok(()));
+    boxes.pop();
+    assert!(in_place(512, &boxes).is_err());
+}
+
+/// Thousands of interleaved columns, and one column that lies apart.
+#[test]
+fn one_odd_piece_among_many_is_compared_with_each_once() {
+    let (rows, columns) = (8u64, 20_000);
+    for (apart, sound) in [(rows * columns, true), (rows * columns - 1, false)] {
+        let mut builder = LayoutBuilder::new();
+        let w = builder.parameter("w", [rows, columns + 1], DType::U8);
+        let length = apart + rows;
+        let storage = builder.storage(Rank(0), "flat", Bytes(length));
+        let buffer = builder.buffer(storage, Bytes(0), DType::U8, Elements(length));
+        let mut blocks: Vec<Block> = (0..columns)
+            .map(|at| {
+                Block::new(region([0, at], [rows, 1]), Elements(at), [columns, 1].into_iter().collect())
+            })
+            .collect();
+        blocks.push(Block::new(
+            region([0, columns], [rows, 1]),
+            Elements(apart),
+            [1, 1].into_iter().collect(),
+        ));
+        let geometry = builder.geometry(Geometry::new([rows, columns + 1], blocks));
+        builder.place(w, buffer, Elements(0), geometry);
+        assert_eq!(findings(builder).is_ok(), sound);
+    }
+}
+
+#[test]
+fn ranks_above_the_limit_are_refused() {
+    let mut builder = LayoutBuilder::new();
+    builder.storage(Rank(u32::MAX), "flat", Bytes(0));
+    let text: Vec<String> = findings(builder).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(text, ["rank 4294967295 is above the largest number 1048575"]);
 }
 
 proptest! {

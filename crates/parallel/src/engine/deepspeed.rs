@@ -82,7 +82,8 @@ impl DeepSpeed {
     pub fn new(config: &ModelConfig, topology: &AutoTp, options: ZeroOptions) -> Result<Self, ParallelError> {
         options.check()?;
         let (parameters, tp) = (config.parameters(), topology.tp());
-        let cuts = parameters.iter().map(|parameter| tensor::cut(config, parameter, tp));
+        let grain = options.tp_grain_size;
+        let cuts = parameters.iter().map(|parameter| tensor::cut_in_grains(config, parameter, tp, grain));
         let cuts = cuts.collect::<Result<_, _>>()?;
         let replaced = parameters.iter().map(|parameter| tensor::replaced(config, parameter, tp)).collect();
         Ok(Self { topology: topology.clone(), options, dtype: config.dtype(), parameters, cuts, replaced })

@@ -98,7 +98,7 @@ impl fmt::Display for Topology {
 
 /// DeepSpeed's AutoTP over `tp` ranks, ZeRO over `dp`, and independent copies of both.
 ///
-/// Invariants, in the order of their checks: (1) `init` only at stage 3; (2) `copies` above 1 only at stage 0;
+/// Invariants, in the order of their checks: (1) `init` only at stage 3; (2) `copies` above 1 not with `init=zero`;
 /// (3) at most 2^20 ranks; (4) `order`, if any, lists each rank from `first` on once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AutoTp {
@@ -196,12 +196,10 @@ impl AutoTp {
                 reason: "zero.Init partitions weights, which only stage 3 does",
             });
         }
-        if self.copies.get() > 1 && self.stage != Stage::Zero {
-            return Err(ParallelError::TopologyContradiction {
-                key: "copies",
-                value: self.copies.to_string(),
-                other,
-                reason: "ZeRO partitions over data-parallel ranks, and copies share nothing",
+        if self.copies.get() > 1 && self.init == Some(Init::World) {
+            return Err(ParallelError::TopologyUnsupported {
+                what: format!("copies={} with init=zero, which partitions over one world,", self.copies),
+                supported: "copies without init=zero".to_owned(),
             });
         }
         let (tp, dp, copies) = (self.tp.get(), self.dp.get(), self.copies.get());
@@ -214,7 +212,7 @@ impl AutoTp {
     }
 }
 
-/// The shortest text that parses to the same topology.
+/// A text that parses to the same topology, without the keys that say what holds anyway, `tp` apart.
 impl fmt::Display for AutoTp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "autotp:tp={}", self.tp)?;

@@ -15,6 +15,8 @@ mod slice;
 pub use flat::{FlatEntry, FlatGroup, FlatRules, Fragment, round_robin};
 pub use slice::{PartitionOver, SliceEntry, SliceShard, SubGroup, sub_groups};
 
+use std::num::NonZeroU64;
+
 use reshard_layout::Elements;
 
 use crate::error::ParallelError;
@@ -102,6 +104,8 @@ pub struct ZeroOptions {
     pub parameter_alignment: bool,
     /// `round_robin_gradients` (stages 1, 2): deal the parameters of a group out to the ranks.
     pub round_robin_gradients: bool,
+    /// AutoTP's `tp_grain_size`: MLP and head widths are cut in multiples of it.
+    pub tp_grain_size: NonZeroU64,
     /// `sub_group_size` (stage 3): elements of a rank after which a sub-group is closed; at least 1.
     pub sub_group_size: Elements,
     /// `stage3_param_persistence_threshold`: parameters of at most so many elements stay gathered.
@@ -115,6 +119,7 @@ impl Default for ZeroOptions {
             optimizer: OptimizerMaker::default(),
             parameter_alignment: false,
             round_robin_gradients: false,
+            tp_grain_size: NonZeroU64::MIN,
             sub_group_size: Elements(1_000_000_000),
             persistence_threshold: Elements(100_000),
         }

@@ -1,8 +1,8 @@
 //! What no dump shows: order, stage 0, optimizer-made order, partition groups, sizes of a large world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use reshard_layout::{DType, Elements, Layout, Rank};
+use reshard_layout::{DType, Elements, Layout, Rank, address, coordinate, row_major};
 use reshard_parallel::engine::{DeepSpeed, State};
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::Slot;
@@ -193,4 +193,28 @@ fn four_thousand_ranks_are_laid_out() {
     let engine = DeepSpeed::new(&config, &topology, ZeroOptions::default()).unwrap();
     let (weights, states) = (engine.layout().unwrap(), engine.optimizer_layout(State::ExpAvgSq).unwrap());
     assert_eq!((volume(&weights), volume(&states)), (shared + whole, shared + whole));
+}
+
+/// Independent copies of a ZeRO trainer: each keeps every element, in its own ranks.
+#[test]
+fn copies_of_a_partitioned_trainer_each_hold_everything() {
+    for stage in 1..=3 {
+        let engine = engine(&format!("autotp:tp=2,dp=3,copies=2,zero={stage}"), ZeroOptions::default());
+        let layout = engine.optimizer_layout(State::Fp32).unwrap();
+        for (id, parameter) in layout.parameters() {
+            for copy in 0..2 {
+                let mut held = BTreeSet::new();
+                for piece in layout.pieces_of(id).filter(|piece| piece.rank.0 / 6 == copy) {
+                    held.extend((0..piece.region.volume()).map(|index| {
+                        let within = coordinate(index, piece.region.extent());
+                        let at: Vec<u64> =
+                            within.iter().zip(piece.region.origin()).map(|(at, from)| at + from).collect();
+                        address(&at, &row_major(&parameter.shape))
+                    }));
+                }
+                let total: u64 = parameter.shape.iter().product();
+                assert!(held.into_iter().eq(0..total), "{} in copy {copy} at stage {stage}", parameter.name);
+            }
+        }
+    }
 }

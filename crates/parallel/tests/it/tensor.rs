@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroU64};
 
 use reshard_parallel::model::{ModelConfig, Role};
-use reshard_parallel::tensor::{Cut, cut, shard_widths};
+use reshard_parallel::tensor::{Cut, cut, cut_in_grains, shard_widths};
 use reshard_parallel::{Category, ParallelError};
 
 use crate::support::ground_truth;
@@ -109,6 +109,30 @@ fn row_parallel_biases_stay_whole() {
         assert_eq!(derived, expected, "{}", parameter.name);
         assert_eq!(cut(&config, &parameter, NonZeroU32::MIN).unwrap(), Cut::Whole, "{}", parameter.name);
     }
+}
+
+/// Width 10 in grains of 4 over 2: two whole grains, one a rank, and the rest of 2 goes to the last.
+#[test]
+fn grains_stay_whole_outside_attention() {
+    let mut config = String::from(
+        r#"{"model_type":"qwen3","hidden_size":8,"num_hidden_layers":1,"num_attention_heads":4,
+        "num_key_value_heads":2,"head_dim":4,"intermediate_size":10,"vocab_size":9,"rms_norm_eps":1e-6,
+        "rope_theta":10000,"tie_word_embeddings":false,"torch_dtype":"bfloat16"}"#,
+    );
+    config.retain(|letter| letter != '\n');
+    let config = ModelConfig::from_json(&config).unwrap();
+    let widths = |name: &str| {
+        let parameter = config.parameters().into_iter().find(|parameter| parameter.name == name).unwrap();
+        let (tp, grain) = (NonZeroU32::new(2).unwrap(), NonZeroU64::new(4).unwrap());
+        match cut_in_grains(&config, &parameter, tp, grain).unwrap() {
+            Cut::Axis { axis, widths } => (axis, widths),
+            Cut::Whole => panic!("{name} is whole"),
+        }
+    };
+    assert_eq!(widths("model.layers.0.mlp.up_proj.weight"), (0, vec![4, 6]));
+    assert_eq!(widths("model.layers.0.mlp.down_proj.weight"), (1, vec![4, 6]));
+    assert_eq!(widths("lm_head.weight"), (0, vec![4, 5]));
+    assert_eq!(widths("model.layers.0.self_attn.q_proj.weight"), (0, vec![8, 8]));
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn mistakes_are_named() {
         "autotp:zero=3,init=world",
         "autotp:init=zero",
         "autotp:zero=2,init=dp",
-        "autotp:copies=2,zero=1",
+        "autotp:copies=2,zero=3,init=zero",
         "autotp:first=-1",
         "autotp:tp=4,order=0.2.1",
         "autotp:tp=4,order=",

@@ -1,8 +1,10 @@
 //! Names, ties, refusals, policies and the worked examples of the reference.
 
 use reshard_layout::affine::AffineFile;
-use reshard_layout::{Bytes, DType, Elements, Fill, Geometry, Kind, Layout, LayoutBuilder, Rank};
-use reshard_plan::{Policy, Request, plan, plan_with, unused_parameters, verify};
+use reshard_layout::{
+    Block, Bytes, DType, Elements, Fill, Geometry, Kind, Layout, LayoutBuilder, Rank, Region,
+};
+use reshard_plan::{Policy, Request, VerifyError, plan, plan_with, unused_parameters, verify};
 
 /// Name, shape and dtype.
 type Named<'a> = (&'a str, &'a [u64], DType);
@@ -96,6 +98,59 @@ fn a_callers_policy_is_asked_and_held_to_the_holders() {
         error.to_string(),
         "a: the policy chose rank 7 for box [0]+[6], the holders are [Rank(0), Rank(1), Rank(2)]"
     );
+}
+
+/// One vector of six on one rank, stored with a scale.
+fn scaled(scale: f64) -> Layout {
+    let mut builder = LayoutBuilder::new();
+    let a = builder.parameter("a", [6], F32);
+    let storage = builder.storage(Rank(0), "a", Bytes(24));
+    let buffer = builder.buffer(storage, Bytes(0), F32, Elements(6));
+    let block = Block { scale, ..Block::dense(Region::whole(&[6]), Elements(0)) };
+    let geometry = builder.geometry(Geometry::new([6], [block]));
+    builder.place(a, buffer, Elements(0), geometry);
+    builder.build().unwrap()
+}
+
+#[test]
+fn equal_scales_move_bits_and_others_are_refused() {
+    let (half, whole) = (scaled(0.5), scaled(1.0));
+    let made = plan(&half, &half, Policy::Lowest).unwrap();
+    verify(&made, &half, &half).unwrap();
+    let error = plan(&half, &whole, Policy::Lowest).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (Kind::Unsupported, "a: box [0]+[6] has scale 0.5 on rank 0 and 1 in the target",)
+    );
+    // A plan that copies bits between the two is wrong, whoever made it.
+    let differs = VerifyError::SidesDiffer { parameter: "a".to_owned(), what: "scale" };
+    assert_eq!(verify(&made, &half, &whole), Err(differs.clone()));
+    assert_eq!(verify(&made, &whole, &half), Err(differs));
+}
+
+#[test]
+fn verify_holds_the_layouts_against_each_other() {
+    let one = replicated(&[("a", &[2, 3], F32)], &[], 2);
+    let made = plan(&one, &one, Policy::Local).unwrap();
+    let what = |layout: &Layout| match verify(&made, layout, &one) {
+        Err(VerifyError::SidesDiffer { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(what(&replicated(&[("a", &[3, 2], F32)], &[], 2)), "shape");
+    let mut stale = made.clone();
+    stale.statistics.bytes_sent = Bytes(1);
+    assert_eq!(
+        verify(&stale, &one, &one),
+        Err(VerifyError::WrongStatistics { stated: Bytes(1), found: Bytes(0) })
+    );
+    stale = made.clone();
+    stale.version += 1;
+    assert_eq!(verify(&stale, &one, &one), Err(VerifyError::OtherVersion { expected: 1, found: 2 }));
+    let tied = replicated(&[("a", &[2, 3], F32)], &[("b", 0)], 2);
+    let untied = replicated(&[("a", &[2, 3], F32), ("b", &[2, 3], F32)], &[], 2);
+    let mut forged = plan(&one, &tied, Policy::Local).unwrap();
+    forged.source = untied.places().clone();
+    assert!(matches!(verify(&forged, &untied, &tied), Err(VerifyError::SidesDiffer { .. })));
 }
 
 #[test]

@@ -7,13 +7,14 @@
 //! ```
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use reshard_parallel::model::Role;
 use reshard_transport::Communicator;
 
-use super::weights::{Graph, Meter, Shard, Weights};
+use super::weights::{Graph, Held, Meter, Shard, Weights};
 use super::{graph, plain};
 use crate::error::TrainerError;
 use crate::model::{Block, BlockKind, Model};
@@ -23,6 +24,27 @@ pub(crate) trait ShardSource {
     /// This rank's shards of the block's parameters, in the order of the block's entries. Every rank that
     /// holds a part of them makes the call at the same point.
     fn shards(&self, block: &Block) -> Result<Vec<Shard>, TrainerError>;
+}
+
+/// Whether a forward pass fills each block anew, and drops it after, or finds all of them filled.
+#[derive(Clone, Copy)]
+pub(crate) enum Fills<'a> {
+    /// From a source, block by block.
+    Fresh(&'a dyn ShardSource),
+    /// Filled before, by [`Decoder::fill_all`].
+    Kept(&'a Filled),
+}
+
+/// Every block of a model, filled.
+pub(crate) struct Filled {
+    embedding: Rc<Table>,
+    layers: Vec<Rc<Weights>>,
+}
+
+/// This rank's rows of the embedding, which are looked up without a tensor.
+struct Table {
+    values: Vec<f32>,
+    _held: Held,
 }
 
 /// How many sequences of how many tokens hidden states are for.
@@ -52,30 +74,57 @@ impl Decoder {
         &self,
         tokens: &[u32],
         shape: TokenShape,
-        source: &dyn ShardSource,
+        fills: Fills<'_>,
     ) -> Result<(Vec<f32>, Vec<Vec<f32>>), TrainerError> {
         let blocks = self.model.blocks();
-        let mut inputs = vec![self.embed(&blocks[0], tokens, source)?];
+        let mut inputs = vec![self.embed(&blocks[0], tokens, fills)?];
         for (block, index) in blocks[1..].iter().zip(0..) {
-            if block.kind() == BlockKind::Head {
-                return Ok((self.logits(block, &inputs[index], shape, source)?, inputs));
+            let input = inputs[index].as_slice();
+            let weights = match fills {
+                Fills::Fresh(source) => Rc::new(self.fill(block, source)?),
+                Fills::Kept(filled) => Rc::clone(&filled.layers[index]),
+            };
+            let is_head = block.kind() == BlockKind::Head;
+            let partial = match weights.find(block.pivot()) {
+                None if !is_head => vec![0.0; input.len()],
+                _ => flat(&self.partial(block, &self.tensor(input, shape)?, &weights)?)?,
+            };
+            if is_head {
+                return Ok((self.gather_columns(block, &partial, shape.sequences * shape.tokens)?, inputs));
             }
-            inputs.push(self.layer(block, &inputs[index], shape, source)?);
+            let output = self.summed(block, input, partial, &weights)?;
+            inputs.push(output);
         }
         unreachable!("a model ends with its head")
     }
 
-    fn embed(
-        &self,
-        block: &Block,
-        tokens: &[u32],
-        source: &dyn ShardSource,
-    ) -> Result<Vec<f32>, TrainerError> {
-        let shards = source.shards(block)?;
-        let _held = self.meter.hold(size_of_val(shards[0].values.as_slice()));
+    /// Fills every block, for as many forward passes as the weights stay as they are.
+    pub(crate) fn fill_all(&self, source: &dyn ShardSource) -> Result<Filled, TrainerError> {
+        let (embedding, layers) = (&self.model.blocks()[0], &self.model.blocks()[1..]);
+        let layers = layers.iter().map(|block| Ok(Rc::new(self.fill(block, source)?)));
+        Ok(Filled {
+            embedding: Rc::new(self.fill_embedding(embedding, source)?),
+            layers: layers.collect::<Result<_, TrainerError>>()?,
+        })
+    }
+
+    fn fill(&self, block: &Block, source: &dyn ShardSource) -> Result<Weights, TrainerError> {
+        Weights::new(block, source.shards(block)?, Graph::Untracked, &self.meter)
+    }
+
+    fn fill_embedding(&self, block: &Block, source: &dyn ShardSource) -> Result<Table, TrainerError> {
+        let values = source.shards(block)?.swap_remove(0).values;
+        Ok(Table { _held: self.meter.hold(size_of_val(values.as_slice())), values })
+    }
+
+    fn embed(&self, block: &Block, tokens: &[u32], fills: Fills<'_>) -> Result<Vec<f32>, TrainerError> {
+        let table = match fills {
+            Fills::Fresh(source) => Rc::new(self.fill_embedding(block, source)?),
+            Fills::Kept(filled) => Rc::clone(&filled.embedding),
+        };
         let rows = self.embedding_rows(block);
-        let mut hidden = plain::lookup(tokens, &shards[0].values, &rows, self.model.dimensions().hidden);
-        if self.model.parameters()[shards[0].parameter].cut.is_some() {
+        let mut hidden = plain::lookup(tokens, &table.values, &rows, self.model.dimensions().hidden);
+        if self.model.parameters()[block.entries()[0].1].cut.is_some() {
             self.tp.all_reduce(&mut hidden)?;
         }
         Ok(hidden)
@@ -86,43 +135,21 @@ impl Decoder {
         self.model.parameters()[block.entries()[0].1].rows(self.tp.position())
     }
 
-    fn layer(
+    /// A block's output from its input and this rank's part of what the block adds.
+    fn summed(
         &self,
         block: &Block,
         input: &[f32],
-        shape: TokenShape,
-        source: &dyn ShardSource,
+        mut partial: Vec<f32>,
+        weights: &Weights,
     ) -> Result<Vec<f32>, TrainerError> {
-        let weights = Weights::new(block, source.shards(block)?, Graph::Untracked, &self.meter)?;
-        let mut partial = match weights.find(block.pivot()) {
-            Some(_) => flat(&self.partial(block, &self.tensor(input, shape)?, &weights)?)?,
-            None => vec![0.0; input.len()],
-        };
         self.tp.all_reduce(&mut partial)?;
-        for (sum, value) in partial.iter_mut().zip(input) {
-            *sum += value;
-        }
+        add(&mut partial, input);
         if let Some(role) = block.bias_after_sum() {
             let bias = flat(weights.get(role)?)?;
-            for row in partial.chunks_exact_mut(bias.len()) {
-                for (sum, value) in row.iter_mut().zip(&bias) {
-                    *sum += value;
-                }
-            }
+            partial.chunks_exact_mut(bias.len()).for_each(|row| add(row, &bias));
         }
         Ok(partial)
-    }
-
-    fn logits(
-        &self,
-        block: &Block,
-        input: &[f32],
-        shape: TokenShape,
-        source: &dyn ShardSource,
-    ) -> Result<Vec<f32>, TrainerError> {
-        let weights = Weights::new(block, source.shards(block)?, Graph::Untracked, &self.meter)?;
-        let own = flat(&self.partial(block, &self.tensor(input, shape)?, &weights)?)?;
-        self.gather_columns(block, &own, shape.sequences * shape.tokens)
     }
 
     /// Lays the columns of all ranks side by side. Ranks hold different numbers of columns, and a collective
@@ -171,6 +198,12 @@ impl Decoder {
     pub(super) fn tensor(&self, values: &[f32], shape: TokenShape) -> Result<Tensor, TrainerError> {
         let shape = (shape.sequences, shape.tokens, self.model.dimensions().hidden);
         Ok(Tensor::from_slice(values, shape, &Device::Cpu)?)
+    }
+}
+
+fn add(sums: &mut [f32], values: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += value;
     }
 }
 

@@ -19,6 +19,6 @@ mod weights;
 pub use weights::Meter;
 
 pub(crate) use backward::Gradient;
-pub(crate) use decoder::{Decoder, ShardSource, TokenShape};
+pub(crate) use decoder::{Decoder, Fills, ShardSource, TokenShape};
 pub(crate) use plain::{cross_entropy, lookup_gradient};
 pub(crate) use weights::Shard;

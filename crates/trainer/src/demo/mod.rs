@@ -3,7 +3,7 @@
 //! ```text
 //! launch(options, command) ── starts ──► rank processes, each: rank_main() ─► run_rank(world, options)
 //!       ▲                                                          │ rank 0
-//!       └─────── report, or drift, as JSON on its stdout ◄─────────┘
+//!       └─────── report, or drift, as JSON that it tells ◄─────────┘
 //! ```
 
 mod exchange;
@@ -12,15 +12,16 @@ mod options;
 mod rank;
 mod report;
 mod summary;
+mod syncs;
 mod ways;
 
-pub use options::{CheckedOptions, DemoModel, DemoOptions, Faults, Path};
+pub use options::{CheckedOptions, DemoModel, DemoOptions, Faults, PROCESSES_MAX, Path};
 pub use rank::run_rank;
 pub use report::{
     DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,
 };
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::process::{Command, Stdio};
 
 use reshard_layout::Rank;
@@ -28,7 +29,6 @@ use reshard_transport::{Launcher, World};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
-use crate::text::check_text;
 
 /// The environment variable that holds the options, as JSON, in a rank's process.
 pub const OPTIONS_VARIABLE: &str = "RESHARD_DEMO_OPTIONS";
@@ -41,8 +41,15 @@ enum Outcome {
     Drifted { parameter: String, ranks: Vec<u32>, others: Vec<String> },
 }
 
+impl Outcome {
+    fn of_drift(error: &TrainerError) -> Option<Self> {
+        let TrainerError::Drifted { parameter, ranks, others } = error else { return None };
+        Some(Self::Drifted { parameter: parameter.clone(), ranks: ranks.clone(), others: others.clone() })
+    }
+}
+
 /// Starts the ranks as processes, waits for them, and gives what they found. `rank_command` makes the command of
-/// a rank: a program that calls [`rank_main`] and prints nothing to stdout.
+/// a rank: a program that calls [`rank_main`], and writes to stdout what that tells it and nothing else.
 ///
 /// # Errors
 /// What [`DemoOptions::check`] finds, or an unusable text, before a process is started;
@@ -52,7 +59,7 @@ pub fn launch(
     mut rank_command: impl FnMut(Rank) -> Command,
 ) -> Result<DemoReport, TrainerError> {
     let checked = options.check()?;
-    check_text(&checked.text()?)?;
+    checked.text()?;
     let world = checked.world();
     let text = serde_json::to_string(options)?;
     let io = |operation: &str| {
@@ -83,14 +90,14 @@ pub fn launch(
     }
 }
 
-/// The whole life of a rank's process: joins the world that [`launch`] made, runs, and on rank 0 writes the report
-/// to stdout.
+/// The whole life of a rank's process: joins the world that [`launch`] made, and runs. On rank 0 it calls `tell`
+/// with the one line that the program must write to its stdout, where [`launch`] reads it.
 ///
 /// # Errors
-/// As [`run_rank`]; every other rank learns of it before this returns.
-pub fn rank_main() -> Result<(), TrainerError> {
+/// As [`run_rank`], or if `tell` fails; every other rank learns of it before this returns.
+pub fn rank_main(tell: impl FnOnce(&str) -> std::io::Result<()>) -> Result<(), TrainerError> {
     let world = World::from_environment()?;
-    match joined(&world) {
+    match joined(&world, tell) {
         Ok(()) => Ok(world.leave()?),
         Err(error) => {
             world.fail(error.to_string());
@@ -99,29 +106,19 @@ pub fn rank_main() -> Result<(), TrainerError> {
     }
 }
 
-fn joined(world: &World) -> Result<(), TrainerError> {
+fn joined(world: &World, tell: impl FnOnce(&str) -> std::io::Result<()>) -> Result<(), TrainerError> {
     let text = std::env::var(OPTIONS_VARIABLE).map_err(|cause| TrainerError::Io {
         operation: format!("read {OPTIONS_VARIABLE}"),
         cause: std::io::Error::other(cause),
     })?;
     let options: DemoOptions = serde_json::from_str(&text)?;
-    let outcome = run_rank(world, &options.check()?);
-    if let Err(TrainerError::Drifted { parameter, ranks, others }) = &outcome
-        && world.rank() == Rank(0)
-    {
-        let (parameter, ranks, others) = (parameter.clone(), ranks.clone(), others.clone());
-        tell(&Outcome::Drifted { parameter, ranks, others })?;
+    let (told, ended) = match run_rank(world, &options.check()?) {
+        Ok(report) => (report.map(Outcome::Report), Ok(())),
+        Err(error) => (Outcome::of_drift(&error).filter(|_| world.rank() == Rank(0)), Err(error)),
+    };
+    if let Some(told) = told {
+        tell(&serde_json::to_string(&told)?)
+            .map_err(|cause| TrainerError::Io { operation: "write the report".to_owned(), cause })?;
     }
-    match outcome? {
-        Some(report) => tell(&Outcome::Report(report)),
-        None => Ok(()),
-    }
-}
-
-fn tell(outcome: &Outcome) -> Result<(), TrainerError> {
-    let mut json = serde_json::to_vec(outcome)?;
-    json.push(b'\n');
-    std::io::stdout()
-        .write_all(&json)
-        .map_err(|cause| TrainerError::Io { operation: "write the report".to_owned(), cause })
+    ended
 }

@@ -14,9 +14,12 @@ use reshard_plan::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
-use crate::model::{BuiltIn, Model};
+use crate::model::{BuiltIn, Model, check_functions};
 use crate::storage::check_storable;
-use crate::text::DEFAULT_TEXT;
+use crate::text::{DEFAULT_TEXT, check_text};
+
+/// The most processes that the demo starts: each holds a model and its gradients in the memory of one machine.
+pub const PROCESSES_MAX: u32 = 64;
 
 /// A way of moving weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +90,7 @@ pub struct DemoOptions {
     pub repeats: u32,
     /// How the plan chooses sources.
     pub policy: Policy,
-    /// The ways to try, in order.
+    /// The ways to try, in order; one that is named again is not tried again.
     pub paths: Vec<Path>,
     /// Whether the rollout engines have processes of their own.
     pub separate: bool,
@@ -119,7 +122,8 @@ impl Default for DemoOptions {
 ///
 /// Invariants, in the order of their checks: (1) the trainer numbers its ranks from 0 in order, and so does the
 /// rollout, from 0 or with `separate` from the end of the trainer's; (2) the rollout stores plain weights;
-/// (3) without `separate` it has at most as many ranks as the trainer; (4) the model can be trained and cut.
+/// (3) without `separate` it has at most as many ranks as the trainer; (4) all together are at most
+/// [`PROCESSES_MAX`]; (5) the model can be trained and cut; (6) every path is there once.
 #[derive(Clone, Debug)]
 pub struct CheckedOptions {
     pub(crate) train: AutoTp,
@@ -132,14 +136,16 @@ impl DemoOptions {
     /// Reads and checks the topologies and the model.
     ///
     /// # Errors
-    /// [`TrainerError::Parallel`] for what is malformed, [`TrainerError::RanksRenamed`],
-    /// [`TrainerError::RolloutPartitioned`], [`TrainerError::RolloutTooLarge`],
-    /// [`TrainerError::DTypeUnsupported`], [`TrainerError::VocabularyTooSmall`].
+    /// [`TrainerError::Parallel`] for a topology that is malformed, [`TrainerError::RanksRenamed`],
+    /// [`TrainerError::RolloutPartitioned`], [`TrainerError::RolloutTooLarge`], [`TrainerError::WorldTooLarge`];
+    /// [`TrainerError::InModel`] with what is wrong with the model.
     pub fn check(&self) -> Result<CheckedOptions, TrainerError> {
         let train = in_order(&self.train)?;
         let mut rollout = in_order(&self.rollout)?;
-        if rollout.dp().get() > 1 || rollout.stage().number() > 0 {
-            return Err(TrainerError::RolloutPartitioned { topology: self.rollout.clone() });
+        let (dp, zero) = (rollout.dp().get(), rollout.stage().number());
+        let of_trainers = [("dp", dp, dp > 1), ("zero", zero, zero > 0)];
+        if let Some(&(key, value, _)) = of_trainers.iter().find(|(.., given)| *given) {
+            return Err(TrainerError::RolloutPartitioned { topology: self.rollout.clone(), key, value });
         }
         if self.separate {
             rollout = autotp(&format!("{rollout},first={}", train.world()))?;
@@ -152,29 +158,61 @@ impl DemoOptions {
                 found: train.world(),
             });
         }
-        let config = ModelConfig::from_json(&self.model.config_json)?;
-        check_storable(config.dtype())?;
-        for topology in [&train, &rollout] {
-            Model::new(&config, topology.tp())?;
+        let needed = processes(&train, &rollout, self.separate);
+        if needed > PROCESSES_MAX {
+            return Err(TrainerError::WorldTooLarge { needed, maximum: PROCESSES_MAX });
         }
-        Ok(CheckedOptions { train, rollout, config, options: self.clone() })
+        let config = self.model.check(&[&train, &rollout]).map_err(|cause| TrainerError::InModel {
+            model: self.model.name.clone(),
+            cause: Box::new(cause),
+        })?;
+        let mut options = self.clone();
+        options.paths = unique(&self.paths);
+        Ok(CheckedOptions { train, rollout, config, options })
     }
 }
 
+impl DemoModel {
+    /// Reads the configuration, and checks that it can be trained and cut for some topologies.
+    fn check(&self, topologies: &[&AutoTp]) -> Result<ModelConfig, TrainerError> {
+        let config = ModelConfig::from_json(&self.config_json)?;
+        check_functions(&self.config_json)?;
+        check_storable(config.dtype())?;
+        for topology in topologies {
+            Model::new(&config, topology.tp())?;
+        }
+        Ok(config)
+    }
+}
+
+fn processes(train: &AutoTp, rollout: &AutoTp, separate: bool) -> u32 {
+    if separate { train.world() + rollout.world() } else { train.world() }
+}
+
+fn unique(paths: &[Path]) -> Vec<Path> {
+    let mut unique = Vec::new();
+    for path in paths {
+        if !unique.contains(path) {
+            unique.push(*path);
+        }
+    }
+    unique
+}
+
 impl CheckedOptions {
-    /// Processes that the demo needs.
+    /// Processes that the demo needs: at most [`PROCESSES_MAX`].
     #[must_use]
     pub fn world(&self) -> u32 {
-        if self.options.separate { self.train.world() + self.rollout.world() } else { self.train.world() }
+        processes(&self.train, &self.rollout, self.options.separate)
     }
 
-    /// The text to train on.
+    /// The text to train on, long enough for that.
     pub(crate) fn text(&self) -> Result<Vec<u8>, TrainerError> {
-        match &self.options.text {
-            None => Ok(DEFAULT_TEXT.as_bytes().to_vec()),
-            Some(path) => std::fs::read(path)
-                .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause }),
-        }
+        let Some(path) = &self.options.text else { return Ok(DEFAULT_TEXT.as_bytes().to_vec()) };
+        let text = std::fs::read(path)
+            .map_err(|cause| TrainerError::Io { operation: format!("read {}", path.display()), cause })?;
+        check_text(&text, Some(path))?;
+        Ok(text)
     }
 }
 

@@ -1,9 +1,9 @@
 //! One rank of the demo: it trains, syncs and generates with the others, and the first rank reports.
 //!
 //! ```text
-//! initial weights -> sync by every path, verified -> sample
-//! step -> sync by every path, verified            (steps times)
-//!         sync by every path, verified            (repeats times) -> sample -> report
+//! initial weights -> sync by every path, verified      the first copy speaks after the affine one
+//! step            -> sync by every path, verified      (steps times)
+//!                    sync by every path, verified      (repeats times), at the end it speaks again -> report
 //! ```
 
 use std::sync::Arc;
@@ -14,14 +14,16 @@ use reshard_parallel::zero::ZeroOptions;
 use reshard_transport::{Communicator, World};
 
 use super::exchange::everyones;
-use super::options::{CheckedOptions, Path};
+use super::options::{CheckedOptions, DemoOptions};
 use super::report::{DemoReport, MemoryReport, ModelReport, Samples};
 use super::summary::{Planned, path_report, plan};
-use super::ways::{AffineWay, SyncRecord, gather_sync};
+use super::syncs::Syncs;
+use super::ways::{AffineWay, SyncRecord};
 use crate::drift::drifted;
 use crate::error::TrainerError;
 use crate::gather::{Delivery, Parties};
 use crate::model::Model;
+use crate::oracle::Oracle;
 use crate::rollout::{Choice, RolloutEngine, spoken};
 use crate::trainer::{Groups, Trainer, TrainerOptions};
 use crate::zero::{AdamW, ZeroEngine};
@@ -39,46 +41,35 @@ pub fn run_rank(world: &World, options: &CheckedOptions) -> Result<Option<DemoRe
     let planned = plan(options)?;
     let mut rank = RankJob::new(world, options)?;
     let everyone = Arc::clone(&rank.everyone);
-    let mut affine = AffineWay::new(&planned.plan, world, everyone.as_ref())?;
-    let paths = options.options.paths.clone();
-    let mut records: Vec<Vec<SyncRecord>> = vec![Vec::new(); paths.len()];
-    let mut version = 0;
-    let mut sync = |rank: &mut RankJob, affine: &mut AffineWay<'_>| -> Result<(), TrainerError> {
-        rank.refuse_drift()?;
-        let expectation = rank.parties().expected()?;
-        for (path, records) in paths.iter().zip(&mut records) {
-            rank.before_sync()?;
-            let record = match path {
-                Path::Affine => affine.sync(version, &mut rank.parties(), &expectation)?,
-                Path::Gather => gather_sync(version, &mut rank.parties(), everyone.as_ref(), &expectation)?,
-            };
-            records.push(record);
-        }
-        version += 1;
-        Ok(())
-    };
-
-    sync(&mut rank, &mut affine)?;
+    let affine = AffineWay::new(&planned.plan, world, everyone.as_ref())?;
+    let DemoOptions { steps, repeats, seed, ref paths, .. } = options.options;
+    let mut syncs = Syncs::new(everyone.as_ref(), oracle(options)?, affine, &mut rank, paths);
     let mut samples = Samples { prompt: PROMPT.to_owned(), ..Samples::default() };
-    samples.before = rank.say(Choice::Greedy)?;
     let mut losses = Vec::new();
-    for _ in 0..options.options.steps {
-        if let Some((trainer, _)) = &mut rank.trainer {
+    let last = u64::from(steps) + u64::from(repeats);
+    for turn in 0..=last {
+        let steps_taken = steps.min(u32::try_from(turn).unwrap_or(steps));
+        if let Some((trainer, _)) = &mut rank.trainer
+            && (1..=u64::from(steps)).contains(&turn)
+        {
             losses.push(trainer.step()?);
         }
-        sync(&mut rank, &mut affine)?;
+        syncs.sync(&mut rank, steps_taken, |rank| {
+            if turn == 0 {
+                samples.before = rank.say(Choice::Greedy)?;
+            }
+            if turn == last {
+                samples.after = rank.say(Choice::Greedy)?;
+                samples.sampled = rank.say(Choice::Sampled { seed, temperature: SAMPLE_TEMPERATURE })?;
+            }
+            Ok(())
+        })?;
     }
-    for _ in 0..options.options.repeats {
-        sync(&mut rank, &mut affine)?;
-    }
-    samples.after = rank.say(Choice::Greedy)?;
-    samples.sampled =
-        rank.say(Choice::Sampled { seed: options.options.seed, temperature: SAMPLE_TEMPERATURE })?;
-    rank.report(options, &planned, losses, &records, samples)
+    rank.report(options, &planned, losses, &syncs.into_records(), samples)
 }
 
 /// What a rank is made of: a trainer, a rollout engine, both, or, beyond the rollout's ranks, one of the two.
-struct RankJob {
+pub(super) struct RankJob {
     everyone: Arc<dyn Communicator>,
     trainer: Option<(Trainer, Groups)>,
     rollout: Option<RolloutEngine>,
@@ -107,7 +98,7 @@ impl RankJob {
         Ok(Self { everyone, trainer, rollout, delivery, first_copy, is_first: rank == 0 })
     }
 
-    fn parties(&mut self) -> Parties<'_> {
+    pub(super) fn parties(&mut self) -> Parties<'_> {
         Parties {
             trainer: self.trainer.as_ref().map(|(trainer, groups)| (trainer.engine(), groups)),
             rollout: self.rollout.as_mut(),
@@ -117,7 +108,7 @@ impl RankJob {
 
     /// Replicas must agree before one of them is read. The other ranks of a world see the refusal as this
     /// rank's failure.
-    fn refuse_drift(&self) -> Result<(), TrainerError> {
+    pub(super) fn refuse_drift(&self) -> Result<(), TrainerError> {
         let Some((trainer, groups)) = &self.trainer else { return Ok(()) };
         let drifts = drifted(trainer.engine(), groups)?;
         let Some((first, others)) = drifts.split_first() else { return Ok(()) };
@@ -129,7 +120,7 @@ impl RankJob {
     }
 
     /// Targets become NaN, so that what a sync leaves out is seen; then all ranks start together.
-    fn before_sync(&mut self) -> Result<(), TrainerError> {
+    pub(super) fn before_sync(&mut self) -> Result<(), TrainerError> {
         if let Some(rollout) = &mut self.rollout {
             rollout.poison();
         }
@@ -205,13 +196,24 @@ fn start_trainer(
     let model = Arc::new(Model::new(&options.config, options.train.tp())?);
     let groups = Groups::new(world, &deepspeed, slot)?;
     let engine = ZeroEngine::new(model, &deepspeed, slot, &groups)?;
-    let trainer_options = TrainerOptions {
+    let trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options(options))?;
+    Ok((trainer, groups))
+}
+
+fn trainer_options(options: &CheckedOptions) -> TrainerOptions {
+    TrainerOptions {
         seed: options.options.seed,
         weight_seed_offsets: options.options.faults.weight_seed_offsets.clone(),
         optimizer: AdamW::for_width(options.config.hidden_size()),
-    };
-    let trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options)?;
-    Ok((trainer, groups))
+    }
+}
+
+/// An oracle for trainers that start alike: where a planted fault makes them differ, the drift is refused before the
+/// oracle is asked.
+fn oracle(options: &CheckedOptions) -> Result<Oracle, TrainerError> {
+    let deepspeed = DeepSpeed::new(&options.config, &options.train, ZeroOptions::default())?;
+    let model = Arc::new(Model::new(&options.config, options.train.tp())?);
+    Ok(Oracle::new(model, &deepspeed, trainer_options(options).weight_seed(0)))
 }
 
 fn start_rollout(world: &World, options: &CheckedOptions, slot: Slot) -> Result<RolloutEngine, TrainerError> {

@@ -8,7 +8,7 @@
 use reshard_layout::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::gather::Mismatch;
+use crate::verification::Mismatch;
 
 /// The outcome of a demo. Its JSON keys are stable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,11 +61,17 @@ pub struct PathReport {
     pub rounds: u64,
     /// Pieces of both layouts; 0 where there are none.
     pub pieces: Pieces,
-    /// The bitwise comparison after every sync.
+    /// The bitwise comparison after every sync, with what each element must be: before training its initial value,
+    /// after it the optimizer's f32 master, rounded. Every way is compared with that and none with another way; both
+    /// are found element by element, by an [`Oracle`](crate::Oracle) that neither plans nor gathers as the ways do.
     pub verified: Verified,
 }
 
 /// Durations of one way.
+///
+/// A sync begins, on all ranks together, with what the way itself needs before the first byte moves (for affine
+/// binding and the agreement), and ends when the last rank's targets hold every byte. The comparison and the
+/// agreement on its outcome come after that and are in neither way's seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathSeconds {
     /// Building both layouts, once.
@@ -81,9 +87,10 @@ pub struct PathSeconds {
 /// Bytes of one sync, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathBytes {
-    /// That stay on their rank.
+    /// Of the targets, those that their own rank stored as trainer before the sync.
     pub local: Bytes,
-    /// That go from one rank to another.
+    /// That go from one rank to another: by affine those that targets need, by gather all that the collectives
+    /// bring, whatever of it is kept.
     pub sent: Bytes,
 }
 
@@ -107,7 +114,8 @@ pub struct Verified {
     pub differing: Vec<Mismatch>,
 }
 
-/// What the first rollout engine says to the same prompt.
+/// What the first rollout copy says to the same prompt, right after a sync by affine where that is tried, so with
+/// weights that came from the trainer's own storage by the plan; else by the last way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Samples {
     /// The prompt.

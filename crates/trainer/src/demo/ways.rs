@@ -1,4 +1,4 @@
-//! The ways of one sync, each verified against the same expectation before it counts.
+//! The ways of one sync, each verified against what the oracle says before it counts.
 //!
 //! ```text
 //! affine:  bind -> agree -> torn -> every rank pulls its copies -> compare -> commit, or torn on every rank
@@ -18,13 +18,14 @@ use serde::{Deserialize, Serialize};
 
 use super::exchange::everyones;
 use crate::error::TrainerError;
-use crate::gather::{Expectation, Parties, Verification};
+use crate::gather::Parties;
+use crate::verification::{Expectation, Verification};
 use crate::zero::Stored;
 
 /// One sync of one way on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct SyncRecord {
-    /// Without the comparison.
+    /// Until this rank's targets held every byte: without the comparison and the agreement on its outcome.
     pub(super) seconds: f64,
     pub(super) bytes_local: Bytes,
     /// That came from other ranks.
@@ -67,6 +68,7 @@ impl<'p> AffineWay<'p> {
         parties: &mut Parties<'_>,
         expectation: &Expectation,
     ) -> Result<SyncRecord, TrainerError> {
+        let start = Instant::now();
         let mut sources = SourceBinding::new();
         for storage in parties.trainer.map_or(&[][..], |(engine, _)| engine.storages(Stored::Weights)) {
             if let Some(id) = self.sources.get(&storage.spec().name) {
@@ -89,18 +91,15 @@ impl<'p> AffineWay<'p> {
             state = target_state;
             compared = Some((model, description, ids));
         }
-        let (mut verification, mut seconds_comparing) = (Verification::default(), 0.0);
+        let (mut verification, mut seconds) = (Verification::default(), 0.0);
         let compare = |targets: &TargetBinding<'_>| {
+            seconds = start.elapsed().as_secs_f64();
             let Some((model, description, ids)) = compared else { return Ok(()) };
-            let start = Instant::now();
             let memory = |storage: usize| ids[storage].and_then(|id| targets.bytes(id)).unwrap_or_default();
             verification = expectation.compare(&model, description, memory);
-            seconds_comparing = start.elapsed().as_secs_f64();
             verdict(&verification)
         };
-        let start = Instant::now();
         let outcome = self.synchroniser.sync(Version(version), &sources, &mut targets, state, compare);
-        let seconds = start.elapsed().as_secs_f64() - seconds_comparing;
         let moved = match outcome {
             Ok(report) => report.moved,
             Err(TransportError::NotVerified { .. }) => self.expected,
@@ -117,39 +116,46 @@ impl<'p> AffineWay<'p> {
     }
 }
 
-/// Fills the rollout engines by whole parameters. A collective call of all ranks.
-pub(super) fn gather_sync(
-    version: u64,
-    parties: &mut Parties<'_>,
-    everyone: &dyn Communicator,
-    expectation: &Expectation,
-) -> Result<SyncRecord, TrainerError> {
-    let start = Instant::now();
-    let cost = parties.sync()?;
-    everyone.barrier()?;
-    let seconds = start.elapsed().as_secs_f64();
-    let mut verification = Verification::default();
-    let mut bytes_local = Bytes(0);
-    if let Some(rollout) = &mut parties.rollout {
-        let model = rollout.model().clone();
-        let (description, storages, _) = rollout.target();
-        bytes_local = storages.iter().map(|storage| storage.bytes()).sum();
-        verification =
-            expectation.compare(&model, description, |storage| storages[storage].memory().as_slice());
+/// Whole parameters by plain collectives, with every rank's verdict before it counts.
+pub(super) struct GatherWay<'p> {
+    everyone: &'p dyn Communicator,
+    bytes_local: Bytes,
+}
+
+impl<'p> GatherWay<'p> {
+    pub(super) fn new(everyone: &'p dyn Communicator, parties: &Parties<'_>) -> Self {
+        Self { everyone, bytes_local: parties.held_bytes() }
     }
-    let all_equal = everyones(everyone, &verification.mismatches)?.iter().all(|count| *count == 0);
-    if let Some(rollout) = &mut parties.rollout {
-        *rollout.target().2 =
-            if all_equal { TargetState::Committed(Version(version)) } else { TargetState::Torn };
+
+    /// Fills the rollout engines by whole parameters. A collective call of all ranks.
+    pub(super) fn sync(
+        &self,
+        version: u64,
+        parties: &mut Parties<'_>,
+        expectation: &Expectation,
+    ) -> Result<SyncRecord, TrainerError> {
+        let start = Instant::now();
+        let cost = parties.sync()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let mut verification = Verification::default();
+        if let Some(rollout) = &parties.rollout {
+            let memory = |storage: usize| rollout.storages()[storage].memory().as_slice();
+            verification = expectation.compare(rollout.model(), rollout.description(), memory);
+        }
+        let all_equal = everyones(self.everyone, &verification.mismatches)?.iter().all(|count| *count == 0);
+        if let Some(rollout) = &mut parties.rollout {
+            *rollout.target().2 =
+                if all_equal { TargetState::Committed(Version(version)) } else { TargetState::Torn };
+        }
+        Ok(SyncRecord {
+            seconds,
+            bytes_local: self.bytes_local,
+            bytes_sent: cost.received,
+            staging_bytes_max: cost.staging_max,
+            rounds: cost.collectives,
+            verification,
+        })
     }
-    Ok(SyncRecord {
-        seconds,
-        bytes_local,
-        bytes_sent: cost.received,
-        staging_bytes_max: cost.staging_max,
-        rounds: cost.collectives,
-        verification,
-    })
 }
 
 fn verdict(verification: &Verification) -> Result<(), String> {

@@ -7,10 +7,12 @@
 
 mod blocks;
 mod built_in;
+mod computable;
 mod cut;
 
 pub use blocks::{Block, BlockKind};
 pub use built_in::{BuiltIn, TINY, UNEVEN};
+pub(crate) use computable::check_functions;
 pub use cut::{AxisCut, ShardedParameter};
 
 use std::num::NonZeroU32;
@@ -40,7 +42,8 @@ pub struct Dimensions {
 /// A model cut over a tensor-parallel group.
 ///
 /// Invariants, in the order of their checks: (1) the vocabulary holds every byte and
-/// [`BEGIN_OF_TEXT`]; (2) the cuts exist for this size of the group.
+/// [`BEGIN_OF_TEXT`]; (2) heads are of even width; (3) the epsilon and (4) the base of the rotary embedding are
+/// positive and finite; (5) the cuts exist for this size of the group.
 #[derive(Clone, Debug)]
 pub struct Model {
     config: ModelConfig,
@@ -54,12 +57,9 @@ impl Model {
     /// Cuts a model over `tp` ranks by the AutoTP rules.
     ///
     /// # Errors
-    /// [`TrainerError::VocabularyTooSmall`], or where no such cut exists.
+    /// [`TrainerError::VocabularyTooSmall`], [`TrainerError::ModelInvalid`], or where no such cut exists.
     pub fn new(config: &ModelConfig, tp: NonZeroU32) -> Result<Self, TrainerError> {
-        let minimum = u64::from(BEGIN_OF_TEXT) + 1;
-        if config.vocab_size() < minimum {
-            return Err(TrainerError::VocabularyTooSmall { vocabulary: config.vocab_size(), minimum });
-        }
+        computable::check_numbers(config)?;
         let parameters = cut::sharded_parameters(config, tp)?;
         let blocks = blocks::blocks(config, &parameters);
         let dimensions = Dimensions {

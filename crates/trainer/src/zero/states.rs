@@ -60,6 +60,15 @@ impl Storages {
         }
     }
 
+    fn described_mut(&mut self, stored: Stored) -> &mut Described {
+        match stored {
+            Stored::Weights => &mut self.weights,
+            Stored::State(State::Fp32) => &mut self.fp32,
+            Stored::State(State::ExpAvg) => &mut self.exp_avg,
+            Stored::State(State::ExpAvgSq) => &mut self.exp_avg_sq,
+        }
+    }
+
     pub(super) fn description(&self, stored: Stored) -> &RankStorage {
         &self.described(stored).description
     }
@@ -69,12 +78,7 @@ impl Storages {
     }
 
     pub(super) fn get_mut(&mut self, stored: Stored) -> &mut [Storage] {
-        match stored {
-            Stored::Weights => &mut self.weights.storages,
-            Stored::State(State::Fp32) => &mut self.fp32.storages,
-            Stored::State(State::ExpAvg) => &mut self.exp_avg.storages,
-            Stored::State(State::ExpAvgSq) => &mut self.exp_avg_sq.storages,
-        }
+        &mut self.described_mut(stored).storages
     }
 
     /// Before the first write, fills weights and masters of stage 3 with NaN: the padding of slices is memory
@@ -87,12 +91,7 @@ impl Storages {
 
     /// Stores those elements of a flattened shard that this rank keeps.
     pub(super) fn write(&mut self, stored: Stored, parameter: usize, shard: &[f32]) {
-        let described = match stored {
-            Stored::Weights => &mut self.weights,
-            Stored::State(State::Fp32) => &mut self.fp32,
-            Stored::State(State::ExpAvg) => &mut self.exp_avg,
-            Stored::State(State::ExpAvgSq) => &mut self.exp_avg_sq,
-        };
+        let described = self.described_mut(stored);
         for run in described.description.runs.iter().filter(|run| run.parameter == parameter) {
             described.storages[run.storage].store(stored_range(run).start, &shard[shard_range(run)]);
         }

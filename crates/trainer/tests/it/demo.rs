@@ -1,7 +1,7 @@
 //! The whole job on threads: train, sync by both ways, verify, speak.
 
-use reshard_trainer::demo::{DemoModel, DemoOptions, DemoReport, Faults, run_rank};
-use reshard_trainer::{BuiltIn, TINY, TrainerError, UNEVEN};
+use reshard_trainer::demo::{DemoModel, DemoOptions, DemoReport, Faults, PROCESSES_MAX, Path, run_rank};
+use reshard_trainer::{BuiltIn, Category, TINY, TrainerError, UNEVEN};
 
 use crate::harness::{on_ranks, on_ranks_that_may_fail};
 
@@ -50,6 +50,10 @@ fn assert_equal(report: &DemoReport, options: &DemoOptions) {
         assert_eq!(path.seconds.repeats.len(), options.repeats as usize);
     }
     assert_eq!(report.losses.len(), options.steps as usize);
+    // The plan reads a rank's own copy wherever there is one: what stays is then the same by both ways.
+    let [affine, gather] = [&report.paths[0].bytes, &report.paths[1].bytes];
+    assert_eq!(gather.local, affine.local, "{} -> {}", report.train, report.rollout);
+    assert!(!options.separate || gather.local.0 == 0);
 }
 
 /// Every stage x trainer x rollout x way of hosting; models and numbers of copies take turns, so that each meets
@@ -136,7 +140,33 @@ fn a_source_described_wrongly_is_named() {
         let head = affine.differing.iter().find(|found| found.parameter == "lm_head.weight");
         assert!(head.is_none(), "{stage}: 129 and 128 rows cannot be swapped: {head:?}");
         assert!(!report.is_equal());
+        // The copy speaks with the weights that the plan moved: these are torn.
+        assert_eq!(report.samples.after, "");
     }
+}
+
+#[test]
+fn both_ways_make_the_same_words_and_only_affine_is_heard_where_it_is_tried() {
+    let words = |paths: &[Path]| {
+        let report =
+            run(&DemoOptions { steps: 1, repeats: 0, paths: paths.to_vec(), ..DemoOptions::default() });
+        let names: Vec<String> = report.paths.iter().map(|path| path.name.clone()).collect();
+        (names, report.samples)
+    };
+    let (names, affine) = words(&[Path::Affine, Path::Gather, Path::Affine]);
+    assert_eq!(names, ["affine", "gather"]);
+    let (names, gather) = words(&[Path::Gather]);
+    assert_eq!(names, ["gather"]);
+    assert!(!gather.after.is_empty());
+    assert_eq!(gather, affine);
+    let torn = DemoOptions {
+        paths: vec![Path::Gather, Path::Affine],
+        steps: 0,
+        repeats: 0,
+        faults: Faults { swap_tp_ranks: true, ..Faults::default() },
+        ..DemoOptions::default()
+    };
+    assert_eq!(run(&torn).samples.before, "");
 }
 
 #[test]
@@ -169,10 +199,71 @@ fn options_that_do_not_fit_are_refused() {
     let error = |options: DemoOptions| options.check().expect_err("a refusal").to_string();
     let large = DemoOptions { rollout: "autotp:tp=4,copies=2".to_owned(), ..DemoOptions::default() };
     assert_eq!(error(large), "rollout tp=4 x copies=2 needs 8 ranks, the trainer has 4");
-    let partitioned = DemoOptions { rollout: "autotp:tp=2,dp=2".to_owned(), ..DemoOptions::default() };
-    assert!(error(partitioned).contains("use tp and copies"));
+    for (key, value) in [("dp", 2), ("zero", 1)] {
+        let rollout = format!("autotp:tp=2,{key}={value}");
+        let refused = format!(
+            "rollout topology {rollout:?} has {key}={value}, which a rollout engine has not; use tp and copies"
+        );
+        assert_eq!(error(DemoOptions { rollout, ..DemoOptions::default() }), refused);
+    }
     let renamed = DemoOptions { train: "autotp:tp=2,order=1.0".to_owned(), ..DemoOptions::default() };
     assert!(error(renamed).contains("numbers its processes from 0"));
     let checked = DemoOptions { separate: true, ..DemoOptions::default() }.check().expect("it fits");
     assert_eq!(checked.world(), 8);
+}
+
+#[test]
+fn more_processes_than_a_machine_holds_are_refused() {
+    let asked = |train: &str, separate| {
+        let options = DemoOptions { train: train.to_owned(), separate, ..DemoOptions::default() };
+        options.check().map(|checked| checked.world())
+    };
+    assert_eq!(asked("autotp:tp=2,dp=32", false).ok(), Some(PROCESSES_MAX));
+    for (train, separate, world) in
+        [("autotp:tp=1,dp=1048576", false, 1 << 20), ("autotp:tp=2,dp=32", true, 68)]
+    {
+        let error = asked(train, separate).expect_err("too many");
+        let TrainerError::WorldTooLarge { needed, maximum: PROCESSES_MAX } = error else { panic!("{error}") };
+        assert_eq!(needed, world);
+        assert_eq!(error.category(), Category::Usage);
+    }
+}
+
+#[test]
+fn models_that_cannot_be_computed_are_refused_by_key_and_value() {
+    let refusal = |key, value: serde_json::Value| {
+        let options = DemoOptions { model: model(TINY, &[(key, value)]), ..DemoOptions::default() };
+        let error = options.check().expect_err(key);
+        (error.category(), error.to_string())
+    };
+    for (key, value, shown) in [
+        ("head_dim", 7.into(), "7"),
+        ("rms_norm_eps", 0.into(), "0"),
+        ("rms_norm_eps", (-1e-6).into(), "-0.000001"),
+        ("rms_norm_eps", 1e-60.into(), "0."),
+        ("rms_norm_eps", 1e60.into(), "1000"),
+        ("rope_theta", 0.into(), "0"),
+        ("rope_theta", (-1.5).into(), "-1.5"),
+    ] {
+        let (category, text) = refusal(key, value);
+        assert_eq!(category, Category::Invalid, "{text}");
+        assert!(text.starts_with(&format!("tiny: {key:?} in the model configuration is {shown}")), "{text}");
+    }
+    let stretched = serde_json::json!({"rope_type": "linear", "factor": 2.0});
+    for (key, value, shown) in [
+        ("hidden_act", "gelu".into(), "\"gelu\""),
+        ("rope_scaling", stretched.clone(), "linear"),
+        ("rope_scaling", serde_json::json!({"type": "yarn"}), "yarn"),
+        ("rope_parameters", stretched, "linear"),
+        ("vocab_size", 200.into(), "200"),
+    ] {
+        let (category, text) = refusal(key, value);
+        assert_eq!(category, Category::Unsupported, "{text}");
+        assert!(text.starts_with("tiny: ") && text.contains(shown), "{text}");
+    }
+    let plain = serde_json::json!({"rope_type": "default", "rope_theta": 5e5});
+    for (key, value) in [("rope_scaling", serde_json::Value::Null), ("rope_parameters", plain)] {
+        let options = DemoOptions { model: model(TINY, &[(key, value)]), ..DemoOptions::default() };
+        options.check().expect(key);
+    }
 }

@@ -2,8 +2,8 @@
 
 use std::process::{Command, Output};
 
-use reshard_trainer::UNEVEN;
 use reshard_trainer::demo::{DemoOptions, DemoReport, Faults};
+use reshard_trainer::{Category, UNEVEN};
 
 /// Runs the example, which cargo has built beside the tests.
 fn run(options: &DemoOptions) -> Output {
@@ -43,7 +43,7 @@ fn a_difference_is_in_the_exit_code() {
         DemoOptions { faults: Faults { swap_tp_ranks: true, ..Faults::default() }, ..DemoOptions::default() };
     options.model.config_json = config;
     let output = run(&options);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(i32::from(Category::Differs.exit_code())));
     let differing = &report(&output).paths[0].verified.differing;
     assert!(differing.iter().any(|found| found.parameter == "model.layers.2.mlp.up_proj.weight"));
 }
@@ -57,7 +57,12 @@ fn drift_reaches_the_launcher_by_name() {
         ..DemoOptions::default()
     };
     let output = run(&options);
-    assert_ne!(output.status.code(), Some(0));
+    assert_eq!(output.status.code(), Some(i32::from(Category::Differs.exit_code())));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("Drifted") && said.contains("model.layers.0.mlp.down_proj.bias"), "{said}");
+    assert!(
+        said.starts_with("error: replicas of \"model.embed_tokens.weight\" differ: ranks [1, 3]"),
+        "{said}"
+    );
+    assert!(said.contains("model.layers.0.mlp.down_proj.bias") && said.lines().count() == 1, "{said}");
+    assert!(output.stdout.is_empty());
 }

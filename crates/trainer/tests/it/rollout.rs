@@ -7,11 +7,12 @@ use reshard_parallel::engine::{DeepSpeed, State};
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::ZeroOptions;
+use reshard_plan::{Policy, plan};
 use reshard_trainer::{
-    Choice, Delivery, GatherCost, Model, Parties, RolloutEngine, Stored, TINY, TrainerError, TrainerOptions,
-    UNEVEN, whole_parameter,
+    Choice, Delivery, Expectation, GatherCost, Model, Oracle, Parties, RolloutEngine, Stored, TINY, Trainer,
+    TrainerError, TrainerOptions, UNEVEN, whole_parameter,
 };
-use reshard_transport::World;
+use reshard_transport::{Shm, SourceBinding, Synchroniser, TargetBinding, Version, World};
 
 use crate::harness::{in_f32, on_ranks, start, topology, variant};
 
@@ -46,23 +47,99 @@ fn engines_are_born_without_a_number() {
     }
 }
 
-/// Trains a little, gathers into rollout engines on the same ranks, and lets them speak.
+/// Moves weights out of the trainer's storages into the rollout engine's, as a plan says.
+fn affine_sync(
+    config: &ModelConfig,
+    topologies: [&str; 2],
+    world: &World,
+    trainer: &Trainer,
+    engine: &mut RolloutEngine,
+) {
+    let [train, rollout] = topologies.map(|text| {
+        let deepspeed = DeepSpeed::new(config, &topology(text), ZeroOptions::default()).expect("engines");
+        deepspeed.layout().expect("a layout")
+    });
+    let plan = plan(&train, &rollout, Policy::Balanced).expect("a plan");
+    let mut sources = SourceBinding::new();
+    let stored = trainer.engine().storages(Stored::Weights);
+    for ((id, _), storage) in plan.source.of_rank(world.rank()).zip(stored) {
+        sources.bind_shared(id, storage.memory());
+    }
+    let mut targets = TargetBinding::new();
+    let (_, storages, state) = engine.target();
+    for ((id, _), storage) in plan.target.of_rank(world.rank()).zip(storages) {
+        targets.bind(id, storage.memory_mut());
+    }
+    let everyone = world.everyone().expect("a group");
+    Synchroniser::new(Shm::new(&plan, world).expect("a transport"), &everyone)
+        .sync(Version(1), &sources, &mut targets, state, |_| Ok(()))
+        .expect("a sync");
+}
+
+/// Trains a little, syncs into rollout engines on the same ranks, and lets them speak.
 fn speak(config: &ModelConfig, train: &str, rollout_text: &str, choice: Choice) -> Vec<Vec<u32>> {
     let topology = topology(train);
     on_ranks(topology.world(), |world| {
-        let (mut trainer, groups) = start(config, &topology, world, &TrainerOptions::default());
+        let (mut trainer, _) = start(config, &topology, world, &TrainerOptions::default());
         let mut engine = rollout(config, rollout_text, world);
         for _ in 0..3 {
             trainer.step().expect("a step");
         }
-        let mut parties = Parties {
-            trainer: Some((trainer.engine(), &groups)),
-            rollout: Some(&mut engine),
-            delivery: Delivery::InPlace,
-        };
-        parties.sync().expect("a sync");
+        affine_sync(config, [train, rollout_text], world, &trainer, &mut engine);
         engine.generate(b"The keeper ", 24, choice).expect("words")
     })
+}
+
+#[test]
+fn the_oracle_agrees_with_a_gather_and_sees_one_wrong_element() {
+    let config = variant(UNEVEN, &[("num_hidden_layers", 1.into())]);
+    for (text, rollout_text) in [
+        ("autotp:tp=2,dp=2", "autotp:tp=4"),
+        ("autotp:tp=3,dp=2,zero=2", "autotp:tp=2,copies=3"),
+        ("autotp:tp=2,dp=2,zero=3,init=zero", "autotp:tp=4"),
+    ] {
+        let topology = topology(text);
+        let deepspeed = DeepSpeed::new(&config, &topology, ZeroOptions::default()).expect("engines");
+        on_ranks(topology.world(), |world| {
+            let options = TrainerOptions::default();
+            let (mut trainer, groups) = start(&config, &topology, world, &options);
+            let mut engine = rollout(&config, rollout_text, world);
+            let everyone = world.everyone().expect("a group");
+            let oracle = Oracle::new(Arc::clone(trainer.engine().model()), &deepspeed, options.seed);
+            let other = Oracle::new(Arc::clone(trainer.engine().model()), &deepspeed, options.seed + 1);
+            let mismatches = |expectation: &Expectation, engine: &RolloutEngine| {
+                let memory = |storage: usize| engine.storages()[storage].memory().as_slice();
+                expectation.compare(engine.model(), engine.description(), memory)
+            };
+            for step in 0..2 {
+                let mut parties = Parties {
+                    trainer: Some((trainer.engine(), &groups)),
+                    rollout: Some(&mut engine),
+                    delivery: Delivery::InPlace,
+                };
+                parties.sync().expect("a sync");
+                let trained = oracle.trained(Some(trainer.engine()), Some(&engine), &everyone);
+                let trained = trained.expect("an expectation");
+                assert_eq!(
+                    trained == oracle.initial(Some(&engine)),
+                    step == 0,
+                    "{text}: masters start there"
+                );
+                assert_eq!(mismatches(&trained, &engine).mismatches, 0, "{text}");
+                assert!(mismatches(&other.initial(Some(&engine)), &engine).mismatches > 0, "{text}");
+
+                // The second element of what lies first.
+                let run = engine.description().runs[0];
+                let at = 2 * (run.offset.0 as usize + 1);
+                engine.target().1[run.storage].memory_mut().as_mut_slice()[at] ^= 1;
+                let found = mismatches(&trained, &engine);
+                assert_eq!((found.mismatches, found.differing.len()), (1, 1), "{text}");
+                let parameter = &engine.model().parameters()[run.parameter];
+                assert_eq!(found.differing[0].parameter, parameter.name);
+                trainer.step().expect("a step");
+            }
+        });
+    }
 }
 
 #[test]
