@@ -12,7 +12,7 @@
 //! ```
 //! use reshard::layout::{Block, Bytes, DType, Elements, Geometry, Layout, LayoutBuilder, Rank, Region, StorageId};
 //! use reshard::plan::{Policy, plan, verify};
-//! use reshard::transport::{Local, SourceBinding, TargetBinding, Transport};
+//! use reshard::transport::{Alone, Local, SourceBinding, Synchroniser, TargetBinding, TargetState, Version};
 //!
 //! /// `W` (6 x 4, f32) cut into `parts` along an axis, one part a rank from `first` on.
 //! fn cut(axis: usize, parts: u32, first: u32) -> Layout {
@@ -49,9 +49,11 @@
 //! for (id, third) in (0..).map(StorageId).zip(&mut thirds) {
 //!     targets.bind(id, bytemuck::cast_slice_mut::<f32, u8>(third));
 //! }
-//! let mut transport = Local::new(&made)?;
-//! transport.offer(&sources, &targets)?;
-//! transport.move_all(&sources, &mut targets)?;
+//! // One process holds all ranks, so there is nobody to agree with; with several, the group goes here.
+//! let (alone, mut state) = (Alone::default(), TargetState::Torn);
+//! let mut synchroniser = Synchroniser::new(Local::new(&made)?, &alone);
+//! synchroniser.sync(Version(1), &sources, &mut targets, &mut state, |_| Ok(()))?;
+//! assert_eq!(state, TargetState::Committed(Version(1)));
 //! drop(targets);
 //! assert_eq!(thirds.concat(), (0..24).map(|at| at as f32).collect::<Vec<_>>());
 //! # Ok::<(), Box<dyn std::error::Error>>(())

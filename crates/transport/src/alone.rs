@@ -4,6 +4,8 @@ use reshard_layout::{Bytes, Rank};
 
 use crate::communicator::Communicator;
 use crate::error::TransportError;
+use crate::rendezvous::WorldId;
+use crate::transport::sealed::Member;
 
 /// A group whose only member is one rank; no world is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +31,12 @@ impl Alone {
         }
         to.copy_from_slice(from);
         Ok(())
+    }
+}
+
+impl Member for Alone {
+    fn world(&self) -> Option<WorldId> {
+        None
     }
 }
 

@@ -42,7 +42,7 @@ impl RankProcess {
         };
         // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
         unsafe { command.pre_exec(bind_to_launcher) };
-        let start = |e: io::Error| TransportError::system(&format!("start rank {rank}"), e);
+        let start = |e: io::Error| TransportError::NotStarted { rank, cause: e.to_string() };
         let mut child = command.spawn().map_err(start)?;
         let descriptor = Pid::from_raw(child.id().cast_signed())
             .ok_or(rustix::io::Errno::SRCH)

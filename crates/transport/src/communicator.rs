@@ -3,14 +3,15 @@
 use reshard_layout::Rank;
 
 use crate::error::TransportError;
+use crate::transport::sealed::Member;
 
 /// A fixed, ordered group of ranks that call the same collectives in the same order.
 ///
 /// Every method blocks (parked, not spinning) until the group has made the call. All members must pass
 /// buffers of the same length. The reductions add in group order, so that the sum is the same bits on every
 /// member and in every run. If any rank of the world fails or dies, every waiting call on every
-/// rank returns the same error.
-pub trait Communicator: Send + Sync {
+/// rank returns the same error. This crate alone implements it.
+pub trait Communicator: Member + Send + Sync {
     /// The members, in group order.
     fn ranks(&self) -> &[Rank];
 

@@ -55,13 +55,40 @@ fn add_numbers(state: &mut Xxh3Default, numbers: &[u64]) {
     }
 }
 
+fn add_text(state: &mut Xxh3Default, text: &str) {
+    state.update(&(text.len() as u64).to_le_bytes());
+    state.update(text.as_bytes());
+}
+
 fn add_end(state: &mut Xxh3Default, places: &Places, end: &End) {
     let Buffer { storage, offset, dtype, length } = *places.buffer(end.buffer);
     let storage = places.storage(storage);
-    for text in [storage.name.as_str(), dtype.name()] {
-        add_numbers(state, &[text.len() as u64]);
-        state.update(text.as_bytes());
-    }
+    add_text(state, &storage.name);
+    add_text(state, dtype.name());
     add_numbers(state, &[storage.length.0, offset.0, length.0, end.offset.0]);
     add_numbers(state, &end.strides);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The digest of what is fed.
+    fn fed(feed: impl Fn(&mut Xxh3Default)) -> u64 {
+        let mut state = Xxh3Default::new();
+        feed(&mut state);
+        state.digest()
+    }
+
+    #[test]
+    fn parts_of_other_lengths_feed_other_bytes() {
+        let lists = |lists: &[&[u64]]| fed(|state| lists.iter().for_each(|list| add_numbers(state, list)));
+        // All of these are 1, 2, 3 end to end.
+        let same: [&[&[u64]]; 5] =
+            [&[&[1, 2, 3]], &[&[1, 2], &[3]], &[&[1], &[2, 3]], &[&[], &[1, 2, 3]], &[&[1, 2, 3], &[]]];
+        let digests: std::collections::BTreeSet<u64> = same.into_iter().map(lists).collect();
+        assert_eq!(digests.len(), same.len());
+        let texts = |texts: [&str; 2]| fed(|state| texts.iter().for_each(|text| add_text(state, text)));
+        assert_ne!(texts(["flat", "f32"]), texts(["flatf", "32"]));
+    }
 }

@@ -26,10 +26,26 @@ pub enum TransportError {
     Timeout {
         /// The rank that gave up first.
         rank: Rank,
-        /// The call, and the ranks that had not come.
+        /// The call, and the ranks that had not come, or the launcher that had not answered.
         waiting_for: String,
         /// How long it waited.
         seconds: u64,
+    },
+    /// Processes that a launcher started never came to its world.
+    #[error("ranks {} did not join within {seconds} s", Numbers(ranks))]
+    NotJoined {
+        /// The ranks that are missing.
+        ranks: Vec<Rank>,
+        /// How long the launcher waited.
+        seconds: u64,
+    },
+    /// A rank's process could not be started.
+    #[error("could not start rank {rank}: {cause}")]
+    NotStarted {
+        /// The rank.
+        rank: Rank,
+        /// What the system said.
+        cause: String,
     },
     /// The process that holds the world together is gone.
     #[error("rank {rank} lost its launcher: the rendezvous socket was closed")]
@@ -122,6 +138,14 @@ pub enum TransportError {
     /// A storage that its rank has not published.
     #[error("rank {rank} has published no storage named {name}")]
     StorageUnknown {
+        /// The rank that was asked.
+        rank: Rank,
+        /// The storage's name.
+        name: String,
+    },
+    /// A storage that its rank has published again while another transport's sync was to read it.
+    #[error("rank {rank} has published another storage named {name} meanwhile")]
+    StorageReplaced {
         /// The rank that was asked.
         rank: Rank,
         /// The storage's name.
@@ -274,6 +298,18 @@ pub enum TransportError {
         /// The rank.
         rank: Rank,
     },
+    /// A transport of one world and a group of another.
+    #[error("rank {rank} moves bytes in one world, but agrees with its peers in another")]
+    WorldMismatch {
+        /// The rank.
+        rank: Rank,
+    },
+    /// Sources may not be read any more: a rank of this process left a sync of this world early.
+    #[error("rank {rank} may not read the sources of others: a sync of its world was abandoned")]
+    SyncAbandoned {
+        /// The rank that wanted to read.
+        rank: Rank,
+    },
     /// A message that is not part of the rendezvous protocol.
     #[error("unexpected message while {doing}: {found}")]
     Protocol {
@@ -292,10 +328,84 @@ pub enum TransportError {
     },
 }
 
+/// Who has to act on an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Category {
+    /// Another rank, or the launcher, failed, died, is late, refuses or disagrees.
+    Peer,
+    /// The system did not give a process, memory, a descriptor or a connection.
+    System,
+    /// The caller passed what contradicts itself, the plan or the world.
+    Invalid,
+}
+
 impl TransportError {
+    /// Who has to act on it.
+    #[must_use]
+    pub fn category(&self) -> Category {
+        match self {
+            Self::PeerFailed { .. }
+            | Self::Timeout { .. }
+            | Self::NotJoined { .. }
+            | Self::LauncherGone { .. }
+            | Self::CollectiveMismatch { .. }
+            | Self::PlanMismatch { .. }
+            | Self::CopiesMismatch { .. }
+            | Self::VersionMismatch { .. }
+            | Self::Refused { .. }
+            | Self::NotVerified { .. }
+            | Self::StorageReplaced { .. }
+            | Self::SyncAbandoned { .. }
+            | Self::Protocol { .. } => Category::Peer,
+            Self::NotStarted { .. } | Self::NoRendezvous { .. } | Self::System { .. } => Category::System,
+            Self::Environment { .. }
+            | Self::RankOutOfRange { .. }
+            | Self::RankTaken { .. }
+            | Self::ForeignUser { .. }
+            | Self::InvalidGroup { .. }
+            | Self::BufferLength { .. }
+            | Self::PositionOutOfRange { .. }
+            | Self::StorageUnknown { .. }
+            | Self::StorageMissing { .. }
+            | Self::StorageLength { .. }
+            | Self::StorageMisaligned { .. }
+            | Self::StorageNotShared { .. }
+            | Self::StorageOutOfRange { .. }
+            | Self::CopyOutOfBounds { .. }
+            | Self::CopyMalformed { .. }
+            | Self::FillMalformed { .. }
+            | Self::MemoryLength { .. }
+            | Self::MemoryNotSealed
+            | Self::RankMissing { .. }
+            | Self::WorldMismatch { .. } => Category::Invalid,
+        }
+    }
+
+    /// Whether another rank, or the launcher, is the cause.
+    #[must_use]
+    pub fn is_peer_failure(&self) -> bool {
+        self.category() == Category::Peer
+    }
+
+    /// The error of a message that should have brought a descriptor.
+    pub(crate) fn no_descriptor(doing: &str) -> Self {
+        let cause = "none came with the message; is the limit of open files (ulimit -n) reached?";
+        Self::system(&format!("take a descriptor, {doing}"), cause)
+    }
+
     /// The error of a failed system call.
     pub(crate) fn system(operation: &str, cause: impl std::fmt::Display) -> Self {
         Self::System { operation: operation.to_owned(), cause: cause.to_string() }
+    }
+}
+
+/// Ranks as plain numbers.
+pub(crate) struct Numbers<'a>(pub(crate) &'a [Rank]);
+
+impl std::fmt::Display for Numbers<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|rank| rank.0)).finish()
     }
 }
 

@@ -16,7 +16,8 @@ use reshard_layout::{Bytes, Rank};
 use crate::communicator::Communicator;
 use crate::error::TransportError;
 use crate::mailbox::{BOX_BYTES, Call, CallKind, Mailboxes};
-use crate::rendezvous::{Membership, lock};
+use crate::rendezvous::{Membership, WorldId, lock};
+use crate::transport::sealed::Member;
 
 const F32_BYTES: usize = size_of::<f32>();
 
@@ -106,6 +107,12 @@ impl Group {
 /// Consecutive ranges of at most `step`; one empty range for nothing, so that every call has a round.
 fn steps(length: usize, step: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..length.div_ceil(step).max(1)).map(move |index| index * step..((index + 1) * step).min(length))
+}
+
+impl Member for Group {
+    fn world(&self) -> Option<WorldId> {
+        Some(self.membership.world())
+    }
 }
 
 impl Communicator for Group {

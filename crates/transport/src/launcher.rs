@@ -19,9 +19,25 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::TransportError;
 use crate::supervisor::Supervisor;
+use crate::world::DEFAULT_TIMEOUT;
 
 /// How long survivors of a failure may take to report and to exit before they are killed.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a launcher waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For the processes that it started to join. A failure of the world after that.
+    pub join: Duration,
+    /// For survivors of a failure to report and to exit. They are killed after that.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { join: DEFAULT_TIMEOUT, grace: DEFAULT_GRACE }
+    }
+}
 
 /// How one rank's process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,25 +84,26 @@ impl Launcher {
     /// join as the remaining ranks, by [`name`](Self::name).
     ///
     /// # Errors
-    /// [`TransportError::RankOutOfRange`] and [`TransportError::RankTaken`] for ranks that cannot be, and
-    /// [`TransportError::System`] if a socket cannot be made or a process not be started.
+    /// [`TransportError::RankOutOfRange`] and [`TransportError::RankTaken`] for ranks that cannot be,
+    /// [`TransportError::NotStarted`] if a process cannot be started, and [`TransportError::System`] if a socket or
+    /// memory cannot be made. None of the processes is then left.
     pub fn start(size: usize, commands: Vec<(Rank, Command)>) -> Result<Self, TransportError> {
-        Self::start_with_grace(size, commands, DEFAULT_GRACE)
+        Self::start_within(size, commands, Limits::default())
     }
 
-    /// As [`start`](Self::start); after the first failure survivors have `grace` before they are killed.
+    /// As [`start`](Self::start), with other limits.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_with_grace(
+    pub fn start_within(
         size: usize,
         commands: Vec<(Rank, Command)>,
-        grace: Duration,
+        limits: Limits,
     ) -> Result<Self, TransportError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| TransportError::system("make an event", e))?;
         let (bell, stop) = (Arc::new(bell), Arc::new(AtomicBool::new(false)));
-        let mut supervisor = Supervisor::new(size, grace, Arc::clone(&bell), Arc::clone(&stop))?;
+        let mut supervisor = Supervisor::new(size, limits, Arc::clone(&bell), Arc::clone(&stop))?;
         let name = supervisor.name().to_owned();
         let (started, when_started) = mpsc::channel();
         // Children die with the thread that started them, so that thread is the one that supervises them.
@@ -119,8 +136,9 @@ impl Launcher {
 
     /// Waits until every started process has ended and every other rank has left.
     ///
-    /// After the first failure the survivors have a grace period; what still runs then is killed. A world
-    /// whose remaining ranks never join lasts until a rank that waits for them times out.
+    /// After the first failure the survivors have a grace period; what still runs then, or is stopped, is killed.
+    /// A started process that does not join in time is a failure. For ranks that were not started here a
+    /// launcher waits without a limit; the ranks that wait for them time out.
     #[must_use]
     pub fn wait(mut self) -> Outcome {
         self.join()

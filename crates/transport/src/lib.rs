@@ -33,9 +33,10 @@
 //! rest is the same. What goes wrong on one rank is the same [`TransportError`] on all.
 //!
 //! **Invariants.** Nothing is left behind: no file, no name, no process, whoever is killed. No rank waits for
-//! longer than its timeout. No byte of a target is written before all ranks agree; no version is
+//! longer than its timeout, and then a second at most to tell the others; no launcher waits for longer than its
+//! limits for its processes to join, or to end after a failure. No byte of a target is written before all ranks agree; no version is
 //! committed before all ranks have verified it. `unsafe` is allowed in `memory`, `view`, `kernel`, `mailbox`,
-//! `control` and `child` alone.
+//! `control`, `shm` and `child` alone.
 
 mod alone;
 mod ballot;
@@ -46,6 +47,7 @@ mod compile;
 mod control;
 mod digest;
 mod error;
+mod execute;
 mod fill;
 mod group;
 mod kernel;
@@ -69,14 +71,14 @@ pub use binding::{SourceBinding, TargetBinding};
 pub use communicator::Communicator;
 pub use compile::{CompiledCopy, compile};
 pub use digest::PairDigests;
-pub use error::TransportError;
+pub use error::{Category, TransportError};
 pub use group::Group;
 pub use kernel::{Axis, BoxCopy};
-pub use launcher::{DEFAULT_GRACE, Exit, Launcher, Outcome};
+pub use launcher::{DEFAULT_GRACE, Exit, Launcher, Limits, Outcome};
 pub use local::Local;
 pub use memory::{PeerMemory, SharedMemory};
 pub use shm::Shm;
 pub use sync::{Synchroniser, TargetState, Version};
-pub use transport::{Moved, Report, Transport};
+pub use transport::{Moved, Permit, Report, Transport};
 pub use view::{ReadView, WriteView};
 pub use world::{DEFAULT_TIMEOUT, RANK_VARIABLE, RENDEZVOUS_VARIABLE, World};

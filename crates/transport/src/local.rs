@@ -6,15 +6,18 @@
 
 use std::collections::BTreeSet;
 
-use reshard_layout::{Places, Rank, StorageId};
+use reshard_layout::{Rank, StorageId};
 use reshard_plan::Plan;
 
 use crate::binding::{SourceBinding, TargetBinding};
 use crate::compile::{CompiledCopy, compile};
 use crate::digest::PairDigests;
 use crate::error::TransportError;
+use crate::execute::Share;
 use crate::fill::{CompiledFill, compile_fills};
-use crate::transport::{Moved, Transport};
+use crate::rendezvous::WorldId;
+use crate::transport::sealed::Member;
+use crate::transport::{Moved, Permit, Transport};
 
 /// The transport of a process that holds the storages of all ranks.
 #[derive(Clone, Debug)]
@@ -45,9 +48,17 @@ impl<'p> Local<'p> {
     /// What a move will count, before any byte has moved.
     #[must_use]
     pub fn expected(&self) -> Moved {
-        let mut moved = Moved::default();
-        self.copies.iter().for_each(|copy| moved.count(copy));
-        moved
+        self.share().expected()
+    }
+
+    fn share(&self) -> Share<'_> {
+        Share { plan: self.plan, copies: &self.copies, fills: &self.fills }
+    }
+}
+
+impl Member for Local<'_> {
+    fn world(&self) -> Option<WorldId> {
+        None
     }
 }
 
@@ -80,41 +91,13 @@ impl Transport for Local<'_> {
 
     fn move_all(
         &mut self,
+        _permit: &Permit,
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError> {
-        run_fills(&self.fills, self.plan, targets)?;
-        let mut moved = Moved::default();
-        for copy in &self.copies {
-            let source = sources.view(copy.source).ok_or_else(|| missing(&self.plan.source, copy.source))?;
-            let target =
-                targets.view_mut(copy.target).ok_or_else(|| missing(&self.plan.target, copy.target))?;
-            copy.moved.run(source, target);
-            moved.count(copy);
-        }
-        Ok(moved)
+        self.share().run(targets, |id| sources.view(id))
     }
-}
 
-/// Writes the padding of bound targets.
-pub(crate) fn run_fills(
-    fills: &[CompiledFill],
-    plan: &Plan,
-    targets: &mut TargetBinding<'_>,
-) -> Result<(), TransportError> {
-    for fill in fills {
-        let target = targets.view_mut(fill.target).ok_or_else(|| missing(&plan.target, fill.target))?;
-        fill.run(target);
-    }
-    Ok(())
-}
-
-/// The error for a storage that is not bound.
-pub(crate) fn missing(places: &Places, id: StorageId) -> TransportError {
-    let storage = places.storage(id);
-    TransportError::StorageMissing {
-        rank: storage.rank,
-        name: storage.name.clone(),
-        expected: storage.length,
-    }
+    /// Nobody else reads here.
+    fn abandon(&mut self) {}
 }

@@ -8,9 +8,11 @@
 //! ```
 //!
 //! **Contract.** The seals make a mapping valid for as long as it exists, and make the owner's handle the only
-//! way to write. What they cannot stop is a peer that reads while the owner writes. `PeerMemory` therefore
-//! hands out no slice: bytes leave it by copying, any bit pattern is a valid byte, and the sync protocol
-//! orders the two sides (the owner writes only between one sync's release and the next sync's agreement).
+//! way to write. What they cannot stop is a peer that reads while the owner writes: so mapping is safe and
+//! reading is not. The caller of [`PeerMemory::view`] keeps the owner from writing meanwhile if it is a thread of
+//! this process, where that would be a data race; the sync protocol does so (see `shm`). An owner in another
+//! process that writes meanwhile makes the bytes arbitrary and no more than that: they leave a view by
+//! copying, never as a slice, and any bit pattern is a byte.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +23,7 @@ use reshard_layout::Bytes;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use crate::error::TransportError;
+use crate::view::ReadView;
 
 /// A descriptor of `length` bytes of fresh, zeroed memory. Nothing on disk, nothing in `/dev/shm`.
 fn fresh(length: u64) -> Result<OwnedFd, TransportError> {
@@ -146,7 +149,7 @@ impl SharedMemory {
     }
 }
 
-/// Another process' memory, mapped to be read.
+/// Another rank's memory, mapped to be read.
 #[derive(Debug)]
 pub struct PeerMemory {
     map: Option<MmapRaw>,
@@ -171,19 +174,28 @@ impl PeerMemory {
         Bytes(self.length as u64)
     }
 
-    /// Where they begin. Valid for [`length`](Self::length) bytes of reading while `self` lives; the owner may
-    /// change them at times that the module's contract sets.
+    /// The bytes, for a copy to read.
+    ///
+    /// # Safety
+    /// Until the last use of the view no thread of this process may write to the memory. What a view
+    /// gives while another process writes is arbitrary.
     #[must_use]
-    pub fn as_ptr(&self) -> *const u8 {
-        pointer(self.map.as_ref())
+    pub unsafe fn view(&self) -> ReadView<'_> {
+        // SAFETY: the mapping has `length` bytes and lives as long as `self`; the caller keeps writers away.
+        unsafe { ReadView::from_raw(pointer(self.map.as_ref()), self.length()) }
     }
 
     /// A copy of the bytes as they are now.
+    ///
+    /// # Safety
+    /// As [`view`](Self::view), for the time of the call.
     #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
+    pub unsafe fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.length];
-        // SAFETY: both sides have `length` bytes; the vector is fresh, so they do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), bytes.as_mut_ptr(), self.length) };
+        let begin = pointer(self.map.as_ref());
+        // SAFETY: both sides have `length` bytes; the vector is fresh, so they do not overlap; the caller keeps
+        // writers away.
+        unsafe { std::ptr::copy_nonoverlapping(begin, bytes.as_mut_ptr(), self.length) };
         bytes
     }
 }

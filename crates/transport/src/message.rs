@@ -43,6 +43,21 @@ pub(crate) enum Request {
     Goodbye,
 }
 
+impl Request {
+    /// What a rank does that sends it.
+    pub(crate) fn doing(&self) -> String {
+        match self {
+            Self::Join { .. } => "joining".to_owned(),
+            Self::Group { members, .. } => format!("making a group of {}", members.len()),
+            Self::Publish { name } => format!("publishing storage {name}"),
+            Self::Withdraw { name } => format!("withdrawing storage {name}"),
+            Self::Find { rank, name } => format!("mapping storage {name} of rank {rank}"),
+            Self::Fail { .. } => "reporting a failure".to_owned(),
+            Self::Goodbye => "leaving".to_owned(),
+        }
+    }
+}
+
 /// From the hub.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {

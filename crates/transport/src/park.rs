@@ -17,6 +17,9 @@ use rustix::thread::futex;
 /// The longest sleep between two looks at the failure record and the socket.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
+/// Longer than anybody waits: what the system and the clock can still add up.
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Wakes everyone who sleeps on the word, in every process.
 pub(crate) fn wake_all(word: &AtomicU32) {
     // The call can only fail for an address that is not mapped, and a reference is mapped.

@@ -25,8 +25,8 @@ pub(crate) type Answer = (Reply, Option<Arc<OwnedFd>>);
 #[derive(Debug)]
 struct GroupMemory {
     descriptor: Arc<OwnedFd>,
-    /// Members that have not asked for it yet.
-    waiting: usize,
+    /// Members that have asked for it: each gets it once.
+    given: HashSet<Rank>,
 }
 
 #[derive(Debug)]
@@ -121,14 +121,17 @@ impl Registry {
         let memory = match self.groups.entry(key.clone()) {
             Entry::Occupied(memory) => memory.into_mut(),
             Entry::Vacant(place) => {
-                let waiting = place.key().0.len();
-                let (_memory, descriptor) = CommonMemory::create(Mailboxes::bytes(waiting))?;
-                place.insert(GroupMemory { descriptor: Arc::new(descriptor), waiting })
+                let size = place.key().0.len();
+                let (_memory, descriptor) = CommonMemory::create(Mailboxes::bytes(size))?;
+                place.insert(GroupMemory { descriptor: Arc::new(descriptor), given: HashSet::new() })
             }
         };
         let descriptor = Arc::clone(&memory.descriptor);
-        memory.waiting -= 1;
-        if memory.waiting == 0 {
+        if !memory.given.insert(from) {
+            let (rank, cause) = (from, "it has made it before".to_owned());
+            return Err(TransportError::InvalidGroup { rank, members: key.0, cause });
+        }
+        if memory.given.len() == key.0.len() {
             self.groups.remove(&key);
         }
         Ok((Reply::Group, Some(descriptor)))
@@ -140,10 +143,8 @@ impl Registry {
         name: String,
         descriptor: Option<OwnedFd>,
     ) -> Result<Answer, TransportError> {
-        let descriptor = descriptor.ok_or_else(|| TransportError::Protocol {
-            doing: format!("publishing storage {name} of rank {from}"),
-            found: "no descriptor".to_owned(),
-        })?;
+        let doing = || format!("publishing storage {name} of rank {from}");
+        let descriptor = descriptor.ok_or_else(|| TransportError::no_descriptor(&doing()))?;
         self.generations += 1;
         let generation = self.generations;
         self.storages.insert((from, name), Published { descriptor: Arc::new(descriptor), generation });

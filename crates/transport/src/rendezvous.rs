@@ -6,21 +6,27 @@
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use reshard_layout::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
+    shutdown, socket_with,
 };
 
 use crate::control::{Control, RankState};
-use crate::error::TransportError;
+use crate::error::{Numbers, TransportError, shortened};
 use crate::message::{Received, Reply, Request, receive, send};
 use crate::park;
 use crate::registry::Registry;
+
+/// How long a rank that has an error waits for the launcher to take it.
+const FAIL_WAIT: Duration = Duration::from_secs(1);
 
 /// Locks even if a thread panicked while it held the lock: every state under these locks is whole at all times.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,9 +51,27 @@ enum Link {
     Threads(Arc<Mutex<Registry>>),
 }
 
+/// Tells a world from every other that this process takes part in.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorldId {
+    /// By its rendezvous.
+    Named(String),
+    /// Of threads of this process, by number.
+    Threads(u64),
+}
+
+impl WorldId {
+    /// That of a new world of threads.
+    pub(crate) fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self::Threads(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// A rank's place in its world, shared by the world and its groups.
 #[derive(Debug)]
 pub(crate) struct Membership {
+    world: WorldId,
     rank: Rank,
     control: Control,
     link: Link,
@@ -58,17 +82,20 @@ impl Membership {
     /// Joins by name, and waits until every rank has.
     pub(crate) fn join(name: &str, rank: Rank, timeout: Duration) -> Result<Self, TransportError> {
         let (socket, address) = socket_and_address(name)?;
-        connect(&socket, &address)
-            .map_err(|e| TransportError::NoRendezvous { name: name.to_owned(), cause: e.to_string() })?;
-        let (reply, descriptor) = ask(socket.as_fd(), rank, &Request::Join { rank }, None)?;
-        let (Reply::Welcome { size }, Some(descriptor)) = (reply, descriptor) else {
-            return Err(TransportError::Protocol {
-                doing: "joining".to_owned(),
-                found: "no welcome".to_owned(),
-            });
-        };
+        // Connecting waits while the queue of those who wait to be let in is full.
+        let timeout = timeout.min(park::LONGEST);
+        let patience = Some(timeout.max(Duration::from_millis(1)));
+        set_socket_timeout(&socket, sockopt::Timeout::Send, patience)
+            .map_err(|e| TransportError::system("limit the waits of a socket", e))?;
+        connect(&socket, &address).map_err(|error| match error {
+            Errno::AGAIN => late(rank, timeout, "joining"),
+            error => TransportError::NoRendezvous { name: name.to_owned(), cause: error.to_string() },
+        })?;
+        let (reply, descriptor) = ask(socket.as_fd(), rank, &Request::Join { rank }, None, timeout)?;
+        let (size, descriptor) = welcomed(&reply, descriptor)?;
         let control = Control::from_fd(descriptor.as_fd(), size)?;
-        let membership = Self { rank, control, link: Link::Socket(socket, Mutex::new(())), timeout };
+        let world = WorldId::Named(name.to_owned());
+        let membership = Self { world, rank, control, link: Link::Socket(socket, Mutex::new(())), timeout };
         membership.wait_for_all()?;
         Ok(membership)
     }
@@ -76,18 +103,19 @@ impl Membership {
     /// Joins a registry of this process. Does not wait.
     pub(crate) fn join_threads(
         registry: &Arc<Mutex<Registry>>,
+        world: &WorldId,
         rank: Rank,
         timeout: Duration,
     ) -> Result<Self, TransportError> {
         let link = Link::Threads(Arc::clone(registry));
-        let (reply, descriptor) = link.ask(rank, Request::Join { rank }, None)?;
-        let (Reply::Welcome { size }, Some(descriptor)) = (reply, descriptor) else {
-            return Err(TransportError::Protocol {
-                doing: "joining".to_owned(),
-                found: "no welcome".to_owned(),
-            });
-        };
-        Ok(Self { rank, control: Control::from_fd(descriptor.as_fd(), size)?, link, timeout })
+        let (reply, descriptor) = link.ask(rank, Request::Join { rank }, None, timeout)?;
+        let (size, descriptor) = welcomed(&reply, descriptor)?;
+        let control = Control::from_fd(descriptor.as_fd(), size)?;
+        Ok(Self { world: world.clone(), rank, control, link, timeout })
+    }
+
+    pub(crate) fn world(&self) -> WorldId {
+        self.world.clone()
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -115,24 +143,29 @@ impl Membership {
     ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
         self.check()?;
         // A hub that is gone may have recorded a failure first.
-        self.link.ask(self.rank, request, descriptor).map_err(|error| self.failure().unwrap_or(error))
+        let answer = self.link.ask(self.rank, request, descriptor, self.timeout);
+        answer.map_err(|error| self.failure().unwrap_or(error))
     }
 
     /// Makes an error every rank's, unless there was one before; returns the first.
+    ///
+    /// A launcher that does not answer soon does not keep this rank from its own error.
     pub(crate) fn fail(&self, error: TransportError) -> TransportError {
-        match self.link.ask(self.rank, Request::Fail { error }, None) {
+        let request = Request::Fail { error: error.clone() };
+        match self.link.ask(self.rank, request, None, self.timeout.min(FAIL_WAIT)) {
             Ok((Reply::Failed { error }, _)) => error,
             Ok((reply, _)) => {
                 TransportError::Protocol { doing: "failing".to_owned(), found: format!("{reply:?}") }
             }
-            Err(error) => self.failure().unwrap_or(error),
+            Err(TransportError::Timeout { .. }) => self.failure().unwrap_or(error),
+            Err(gone) => self.failure().unwrap_or(gone),
         }
     }
 
     /// Says goodbye; the closing of the socket is then no failure.
     pub(crate) fn leave(&self) -> Result<(), TransportError> {
         match &self.link {
-            Link::Socket(socket, _) => send(socket.as_fd(), &Request::Goodbye, None, SendFlags::empty()),
+            Link::Socket(socket, _) => send(socket.as_fd(), &Request::Goodbye, None, SendFlags::DONTWAIT),
             Link::Threads(registry) => {
                 let _no_reply = lock(registry).serve(self.rank, Request::Goodbye, None);
                 Ok(())
@@ -189,7 +222,7 @@ impl Membership {
             return Err(self.fail(TransportError::PeerFailed { rank, cause }));
         }
         if start.elapsed() >= self.timeout {
-            let waiting_for = crate::error::shortened(format!("ranks {:?} in {call}", Numbers(&late)));
+            let waiting_for = shortened(format!("ranks {} in {call}", Numbers(&late)));
             let seconds = self.timeout.as_secs();
             return Err(self.fail(TransportError::Timeout { rank: self.rank, waiting_for, seconds }));
         }
@@ -208,26 +241,18 @@ impl Membership {
     }
 }
 
-/// Ranks as plain numbers.
-struct Numbers<'a>(&'a [Rank]);
-
-impl std::fmt::Debug for Numbers<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|rank| rank.0)).finish()
-    }
-}
-
 impl Link {
     fn ask(
         &self,
         rank: Rank,
         request: Request,
         descriptor: Option<BorrowedFd<'_>>,
+        timeout: Duration,
     ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
         match self {
             Self::Socket(socket, asking) => {
                 let _one_at_a_time = lock(asking);
-                ask(socket.as_fd(), rank, &request, descriptor)
+                ask(socket.as_fd(), rank, &request, descriptor, timeout)
             }
             Self::Threads(registry) => {
                 let duplicate = |e| TransportError::system("duplicate a descriptor", e);
@@ -264,20 +289,58 @@ fn refused(reply: Reply) -> Result<Reply, TransportError> {
     }
 }
 
-/// One request over a socket. The hub answers at once, so this waits without a limit of its own.
+/// What the hub says to a rank that has joined.
+fn welcomed(reply: &Reply, descriptor: Option<OwnedFd>) -> Result<(usize, OwnedFd), TransportError> {
+    let Reply::Welcome { size } = *reply else {
+        let (doing, found) = ("joining".to_owned(), "no welcome".to_owned());
+        return Err(TransportError::Protocol { doing, found });
+    };
+    Ok((size, descriptor.ok_or_else(|| TransportError::no_descriptor("joining"))?))
+}
+
+/// The error of a rank that the hub keeps waiting.
+fn late(rank: Rank, timeout: Duration, doing: &str) -> TransportError {
+    let waiting_for = shortened(format!("the launcher in {doing}"));
+    TransportError::Timeout { rank, waiting_for, seconds: timeout.as_secs() }
+}
+
+/// One request over a socket. The hub answers at once, unless it is stopped: then the socket is of no use any
+/// more, since a late answer would be taken for that to another request.
 fn ask(
     socket: BorrowedFd<'_>,
     rank: Rank,
     request: &Request,
     descriptor: Option<BorrowedFd<'_>>,
+    timeout: Duration,
 ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
-    let sent = send(socket, request, descriptor, SendFlags::empty());
+    let sent = send(socket, request, descriptor, SendFlags::DONTWAIT);
     // A hub that refuses a process says so and closes, perhaps before the request was sent: read in any case.
-    match (receive(socket, RecvFlags::empty()), sent) {
+    wait_readable(socket, if sent.is_ok() { timeout } else { Duration::ZERO });
+    match (receive(socket, RecvFlags::DONTWAIT), sent) {
         (Received::Message(reply, descriptor), _) => refused(reply).map(|reply| (reply, descriptor)),
         (Received::Garbage(found), _) => {
             Err(TransportError::Protocol { doing: format!("asking as rank {rank}"), found })
         }
-        (Received::Closed | Received::Nothing, _) => Err(TransportError::LauncherGone { rank }),
+        (Received::Closed, _) => Err(TransportError::LauncherGone { rank }),
+        (Received::Nothing, Err(error)) => Err(error),
+        (Received::Nothing, Ok(())) => {
+            // Fails only for a socket that is closed already.
+            let _closed = shutdown(socket, Shutdown::Both);
+            Err(late(rank, timeout, &request.doing()))
+        }
+    }
+}
+
+/// Parks until there is something to receive, or it is too late.
+fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) {
+    let end = Instant::now() + timeout;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            // Ready, late, or an error that receiving finds too.
+            _ => return,
+        }
     }
 }

@@ -5,10 +5,19 @@
 //!           own pages ◄───────────── copies read here ──────────────── target of rank 1
 //! ```
 //!
-//! No staging and no rounds: a byte is read once and written once. A storage is published, and mapped by
-//! its readers, only when its memory is another than at the last sync.
+//! No staging and no rounds: a byte is read once and written once. Storages are published, and mapped by
+//! their readers, only when their memory is another than at the last sync.
+//!
+//! **Why reading is right.** Others' memory is read in `move_all` alone, with a permit: all peers are in the
+//! group (of the same world), and each has shown, for this sync, the memory that it bound: the mapping's number is of
+//! the publication that the peer's stamp names. A peer borrows that memory, and so does not write to it, until
+//! its `sync` returns. That is after the third agreement, to which this rank comes after its last read; or, without a
+//! verdict, after the peer has put its world among the abandoned ones, which it can only while
+//! nobody in this process reads, and after which nobody does.
+#![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{PoisonError, RwLock};
 
 use reshard_layout::{Rank, StorageId};
 use reshard_plan::Plan;
@@ -17,11 +26,16 @@ use crate::binding::{SourceBinding, TargetBinding};
 use crate::compile::{CompiledCopy, compile};
 use crate::digest::PairDigests;
 use crate::error::TransportError;
+use crate::execute::Share;
 use crate::fill::{CompiledFill, compile_fills};
-use crate::local::{missing, run_fills};
 use crate::memory::PeerMemory;
-use crate::transport::{Moved, Transport};
+use crate::rendezvous::WorldId;
+use crate::transport::sealed::Member;
+use crate::transport::{Moved, Permit, Transport};
 use crate::world::World;
+
+/// The worlds in which a rank of this process left a sync without a verdict. Reading sources holds the lock.
+static ABANDONED: RwLock<BTreeSet<WorldId>> = RwLock::new(BTreeSet::new());
 
 /// The transport of one rank of a world on one machine.
 #[derive(Debug)]
@@ -85,9 +99,11 @@ impl<'p> Shm<'p> {
     /// What a move will count, before any byte has moved.
     #[must_use]
     pub fn expected(&self) -> Moved {
-        let mut moved = Moved::default();
-        self.copies.iter().for_each(|copy| moved.count(copy));
-        moved
+        self.share().expected()
+    }
+
+    fn share(&self) -> Share<'_> {
+        Share { plan: self.plan, copies: &self.copies, fills: &self.fills }
     }
 
     /// Two plans may have storages of one name; they are published apart.
@@ -95,33 +111,46 @@ impl<'p> Shm<'p> {
         format!("{:016x}/{}", self.plan.fingerprint, self.plan.source.storage(id).name)
     }
 
-    fn publish(&mut self, id: StorageId, sources: &SourceBinding<'_>) -> Result<(), TransportError> {
-        let storage = self.plan.source.storage(id);
-        let memory = sources.shared(id).ok_or_else(|| TransportError::StorageNotShared {
-            rank: storage.rank,
-            name: storage.name.clone(),
-        })?;
-        if self.shown.get(&id) == Some(&Some(memory.identity())) {
+    /// Publishes all shown storages if the memory of one is new, so that one stamp stands for all.
+    fn publish(&mut self, sources: &SourceBinding<'_>) -> Result<(), TransportError> {
+        let mut shown = BTreeMap::new();
+        for &id in self.shown.keys() {
+            let storage = self.plan.source.storage(id);
+            let memory = sources.shared(id).ok_or_else(|| TransportError::StorageNotShared {
+                rank: storage.rank,
+                name: storage.name.clone(),
+            })?;
+            shown.insert(id, (self.published_name(id), memory));
+        }
+        if shown.iter().all(|(id, (_, memory))| self.shown[id] == Some(memory.identity())) {
             return Ok(());
         }
-        let generations = self.world.publish(&[(&self.published_name(id), memory)])?;
+        let named: Vec<_> = shown.values().map(|(name, memory)| (name.as_str(), *memory)).collect();
+        let generations = self.world.publish(&named)?;
         self.stamp = generations.into_iter().fold(self.stamp, u64::max);
-        self.shown.insert(id, Some(memory.identity()));
+        self.shown = shown.into_iter().map(|(id, (_, memory))| (id, Some(memory.identity()))).collect();
         Ok(())
     }
 
-    fn map(&self, id: StorageId) -> Result<PeerMemory, TransportError> {
+    /// Maps the memory that a peer published under a stamp.
+    fn map(&self, id: StorageId, stamp: u64) -> Result<PeerMemory, TransportError> {
         let storage = self.plan.source.storage(id);
-        let memory = self.world.map(storage.rank, &self.published_name(id))?;
+        let (rank, name) = (storage.rank, || storage.name.clone());
+        let (generation, memory) = self.world.map_published(rank, &self.published_name(id))?;
+        if generation > stamp {
+            return Err(TransportError::StorageReplaced { rank, name: name() });
+        }
         if memory.length() != storage.length {
-            return Err(TransportError::StorageLength {
-                rank: storage.rank,
-                name: storage.name.clone(),
-                expected: storage.length,
-                found: memory.length(),
-            });
+            let (expected, found) = (storage.length, memory.length());
+            return Err(TransportError::StorageLength { rank, name: name(), expected, found });
         }
         Ok(memory)
+    }
+}
+
+impl Member for Shm<'_> {
+    fn world(&self) -> Option<WorldId> {
+        Some(self.world.id())
     }
 }
 
@@ -145,10 +174,7 @@ impl Transport for Shm<'_> {
     ) -> Result<u64, TransportError> {
         sources.check(&self.plan.source, &self.sources)?;
         targets.check(&self.plan.target, &self.targets)?;
-        let shown: Vec<StorageId> = self.shown.keys().copied().collect();
-        for id in shown {
-            self.publish(id, sources)?;
-        }
+        self.publish(sources)?;
         Ok(self.stamp)
     }
 
@@ -160,7 +186,7 @@ impl Transport for Shm<'_> {
             let stamp = *stamps.get(&rank).ok_or(TransportError::RankMissing { rank })?;
             let known = self.mapped.get(&id).and_then(Option::as_ref).map(|(known, _)| *known);
             if known != Some(stamp) {
-                let memory = self.map(id)?;
+                let memory = self.map(id, stamp)?;
                 self.mapped.insert(id, Some((stamp, memory)));
             }
         }
@@ -169,21 +195,24 @@ impl Transport for Shm<'_> {
 
     fn move_all(
         &mut self,
+        _permit: &Permit,
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError> {
-        run_fills(&self.fills, self.plan, targets)?;
-        let mut moved = Moved::default();
-        for copy in &self.copies {
-            let mapped = self.mapped.get(&copy.source).and_then(Option::as_ref);
-            let source = mapped.map(|(_, memory)| memory.into()).or_else(|| sources.view(copy.source));
-            let source = source.ok_or_else(|| missing(&self.plan.source, copy.source))?;
-            let target =
-                targets.view_mut(copy.target).ok_or_else(|| missing(&self.plan.target, copy.target))?;
-            copy.moved.run(source, target);
-            moved.count(copy);
+        let abandoned = ABANDONED.read().unwrap_or_else(PoisonError::into_inner);
+        if abandoned.contains(&self.world.id()) {
+            return Err(TransportError::SyncAbandoned { rank: self.world.rank() });
         }
-        Ok(moved)
+        let mapped = |id| self.mapped.get(&id).and_then(Option::as_ref);
+        // SAFETY: by the module's argument no thread of this process writes to it while `abandoned` is held.
+        let peers = |id| mapped(id).map(|(_, memory)| unsafe { memory.view() });
+        self.share().run(targets, |id| peers(id).or_else(|| sources.view(id)))
+    }
+
+    fn abandon(&mut self) {
+        if !self.shown.is_empty() {
+            ABANDONED.write().unwrap_or_else(PoisonError::into_inner).insert(self.world.id());
+        }
     }
 }
 
@@ -193,5 +222,57 @@ impl Drop for Shm<'_> {
             // A world that has failed keeps its storages until it ends.
             let _withdrawn = self.world.withdraw(&[&self.published_name(id)]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use reshard_layout::{
+        Block, Bytes, DType, Elements, Geometry, Layout, LayoutBuilder, LayoutError, Region, StorageId,
+    };
+    use reshard_plan::{Policy, plan};
+
+    use super::*;
+    use crate::memory::SharedMemory;
+
+    /// A vector of four bytes, all on one rank.
+    fn held_by(rank: Rank) -> Result<Layout, LayoutError> {
+        let mut builder = LayoutBuilder::new();
+        let vector = builder.parameter("v", [4], DType::U8);
+        let storage = builder.storage(rank, "flat", Bytes(4));
+        let buffer = builder.buffer(storage, Bytes(0), DType::U8, Elements(4));
+        let block = Block::dense(Region::new([0], [4]), Elements(0));
+        let geometry = builder.geometry(Geometry::new([4], [block]));
+        builder.place(vector, buffer, Elements(0), geometry);
+        builder.build()
+    }
+
+    #[test]
+    fn nobody_reads_what_was_published_since_or_after_a_sync_was_abandoned() {
+        let plan = plan(&held_by(Rank(0)).unwrap(), &held_by(Rank(1)).unwrap(), Policy::Lowest).unwrap();
+        let worlds = World::in_process(2).unwrap();
+        let mut owner = Shm::new(&plan, &worlds[0]).unwrap();
+        let mut memory = SharedMemory::create(Bytes(4)).unwrap();
+        memory.as_mut_slice().copy_from_slice(&[1, 2, 3, 4]);
+        let mut sources = SourceBinding::new();
+        sources.bind_shared(StorageId(0), &memory);
+        let stamp = owner.offer(&sources, &TargetBinding::new()).unwrap();
+
+        let mut reader = Shm::new(&plan, &worlds[1]).unwrap();
+        reader.reach(&[(Rank(0), stamp)]).unwrap();
+        let (nothing, mut target) = (SourceBinding::new(), [0; 4]);
+        let mut targets = TargetBinding::new();
+        targets.bind(StorageId(0), &mut target[..]);
+        reader.move_all(&Permit::new(), &nothing, &mut targets).unwrap();
+        assert_eq!(targets.bytes(StorageId(0)), Some(&[1, 2, 3, 4][..]));
+
+        owner.abandon();
+        let error = reader.move_all(&Permit::new(), &nothing, &mut targets).unwrap_err();
+        assert_eq!(error, TransportError::SyncAbandoned { rank: Rank(1) });
+
+        let other = SharedMemory::create(Bytes(4)).unwrap();
+        worlds[0].publish(&[(&owner.published_name(StorageId(0)), &other)]).unwrap();
+        let error = Shm::new(&plan, &worlds[1]).unwrap().reach(&[(Rank(0), stamp)]).unwrap_err();
+        assert_eq!(error, TransportError::StorageReplaced { rank: Rank(0), name: "flat".to_owned() });
     }
 }

@@ -4,7 +4,7 @@
 //!   poll ─┬─ listener: a process comes          ─► same user? keep it
 //!         ├─ socket: a request                  ─► registry ─► reply
 //!         ├─ socket: closed, no goodbye         ─► wait a moment for the exit status ─► failure
-//!         ├─ process ended badly                ─► failure
+//!         ├─ process ended badly, or joins late ─► failure
 //!         └─ bell, grace is over                ─► kill and reap all
 //! ```
 
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use reshard_layout::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, bind, listen};
 use rustix::process::geteuid;
@@ -24,8 +25,9 @@ use rustix::process::geteuid;
 use crate::child::RankProcess;
 use crate::control::RankState;
 use crate::error::TransportError;
-use crate::launcher::{Exit, Outcome};
+use crate::launcher::{Exit, Limits, Outcome};
 use crate::message::{Received, Reply, Request, receive, send};
+use crate::park;
 use crate::registry::Registry;
 use crate::rendezvous::socket_and_address;
 use crate::world::{RANK_VARIABLE, RENDEZVOUS_VARIABLE};
@@ -47,8 +49,9 @@ struct Peer {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     name: String,
-    grace: Duration,
-    listener: OwnedFd,
+    limits: Limits,
+    /// None once it failed.
+    listener: Option<OwnedFd>,
     bell: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
     registry: Registry,
@@ -56,6 +59,8 @@ pub(crate) struct Supervisor {
     processes: Vec<RankProcess>,
     /// Ranks whose socket closed without a goodbye, and until when their exit status is waited for.
     deaths: HashMap<Rank, Instant>,
+    /// By when all started processes must have joined.
+    join_ends: Option<Instant>,
     /// When survivors of a failure are killed.
     grace_ends: Option<Instant>,
 }
@@ -64,7 +69,7 @@ impl Supervisor {
     /// Listens under a fresh name, for a world of `size` ranks.
     pub(crate) fn new(
         size: usize,
-        grace: Duration,
+        limits: Limits,
         bell: Arc<OwnedFd>,
         stop: Arc<AtomicBool>,
     ) -> Result<Self, TransportError> {
@@ -72,16 +77,19 @@ impl Supervisor {
         let (listener, address) = socket_and_address(&name)?;
         bind(&listener, &address).map_err(|e| TransportError::system("bind the rendezvous", e))?;
         listen(&listener, BACKLOG).map_err(|e| TransportError::system("listen at the rendezvous", e))?;
+        // So that a connection that is gone again cannot hold up everybody.
+        ioctl_fionbio(&listener, true).map_err(|e| TransportError::system("listen at the rendezvous", e))?;
         Ok(Self {
             name,
-            grace,
-            listener,
+            limits,
+            listener: Some(listener),
             bell,
             stop,
             registry: Registry::new(size)?,
             peers: Vec::new(),
             processes: Vec::new(),
             deaths: HashMap::new(),
+            join_ends: None,
             grace_ends: None,
         })
     }
@@ -107,6 +115,7 @@ impl Supervisor {
             command.env(RENDEZVOUS_VARIABLE, &self.name).env(RANK_VARIABLE, rank.to_string());
             self.processes.push(RankProcess::spawn(rank, &mut command)?);
         }
+        self.join_ends = Some(Instant::now() + self.limits.join.min(park::LONGEST));
         Ok(self.processes.iter().map(|process| (process.rank(), process.id())).collect())
     }
 
@@ -126,9 +135,10 @@ impl Supervisor {
             self.peers.retain(|peer| !peer.closed);
             self.reap();
             self.settle_deaths();
+            self.check_joined();
             let failed = self.registry.control().failure().is_some();
             if failed && self.grace_ends.is_none() {
-                self.grace_ends = Some(Instant::now() + self.grace);
+                self.grace_ends = Some(Instant::now() + self.limits.grace.min(park::LONGEST));
             }
         }
         self.abort()
@@ -155,32 +165,47 @@ impl Supervisor {
             || self.grace_ends.is_some_and(|end| Instant::now() >= end)
     }
 
-    fn wait_for_events(&self) -> Ready {
+    fn wait_for_events(&mut self) -> Ready {
         let running: Vec<&RankProcess> =
             self.processes.iter().filter(|process| process.status().is_none()).collect();
-        let mut waited =
-            vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        let mut waited = vec![PollFd::new(&*self.bell, PollFlags::IN)];
         waited.extend(self.peers.iter().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)));
         waited.extend(
             running.iter().map(|process| PollFd::from_borrowed_fd(process.descriptor(), PollFlags::IN)),
         );
-        let next = self.deaths.values().copied().chain(self.grace_ends).min();
+        waited.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        let ends = self.join_ends.into_iter().chain(self.grace_ends);
+        let next = self.deaths.values().copied().chain(ends).min();
         let timeout = next.map(|at| {
             // A millisecond more, so that the moment has passed when the wait ends.
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        if poll(&mut waited, timeout.as_ref()).is_err() {
-            return Ready { listener: false, peers: Vec::new() };
+        let polled = poll(&mut waited, timeout.as_ref());
+        let is_ready = |index: usize| polled.is_ok() && !waited[index].revents().is_empty();
+        let peers = (0..self.peers.len()).filter(|peer| is_ready(1 + peer)).collect();
+        let ready = Ready { listener: self.listener.is_some() && is_ready(waited.len() - 1), peers };
+        if let Err(error) = polled
+            && error != Errno::INTR
+        {
+            self.registry.fail(TransportError::system("wait for ranks", error));
         }
-        let is_ready = |index: usize| !waited[index].revents().is_empty();
-        let peers = (0..self.peers.len()).filter(|peer| is_ready(2 + peer)).collect();
-        Ready { listener: is_ready(1), peers }
+        ready
     }
 
     fn welcome(&mut self) {
-        let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) else {
+        let Some(listener) = &self.listener else {
             return;
+        };
+        let socket = match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => return,
+            Err(error) => {
+                // No descriptor is left, say: who waits to be let in sees the listener closed.
+                self.registry.fail(TransportError::system("let a rank in", error));
+                self.listener = None;
+                return;
+            }
         };
         let expected = geteuid();
         let Ok(credentials) = socket_peercred(&socket) else {
@@ -246,6 +271,19 @@ impl Supervisor {
             } else if !status.success() {
                 self.registry.fail(TransportError::PeerFailed { rank, cause: describe(status) });
             }
+        }
+    }
+
+    /// A started process that has not joined in time is a failure.
+    fn check_joined(&mut self) {
+        let is_absent = |rank: &Rank| self.registry.control().state(*rank) == RankState::Absent;
+        let ranks: Vec<Rank> = self.processes.iter().map(RankProcess::rank).filter(is_absent).collect();
+        if ranks.is_empty() {
+            self.join_ends = None;
+        } else if self.join_ends.is_some_and(|end| Instant::now() >= end) {
+            self.join_ends = None;
+            let seconds = self.limits.join.as_secs();
+            self.registry.fail(TransportError::NotJoined { ranks, seconds });
         }
     }
 

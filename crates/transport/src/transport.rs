@@ -5,6 +5,9 @@
 //!        ─► (all ranks agree again) ─► move_all: run the copies whose targets are here
 //! ```
 //!
+//! The last step takes a [`Permit`], which the synchroniser makes once all ranks have agreed, and a synchroniser
+//! takes only communicators and transports of this crate: so nobody reads a source outside a sync.
+//!
 //! A transport is made once for a plan (that compiles and checks its copies) and is used for many syncs. The
 //! order of the calls, and what happens between them, is the business of [`Synchroniser`](crate::Synchroniser).
 
@@ -15,8 +18,32 @@ use crate::compile::CompiledCopy;
 use crate::digest::PairDigests;
 use crate::error::TransportError;
 
-/// Moves the bytes of one plan between storages that are bound anew at each sync.
-pub trait Transport {
+/// What keeps traits to this crate, because unsafe code relies on their implementations.
+pub(crate) mod sealed {
+    use crate::rendezvous::WorldId;
+
+    /// Implemented in this crate only.
+    pub trait Member {
+        /// The world whose ranks it talks to; none if it talks to nobody.
+        fn world(&self) -> Option<WorldId>;
+    }
+}
+
+/// Leave to read the sources of all ranks of a group: they have agreed, and none writes to its sources before
+/// it knows that nobody reads them any more. Only a [`Synchroniser`](crate::Synchroniser) makes one.
+#[derive(Debug)]
+pub struct Permit(());
+
+impl Permit {
+    /// To be made when all ranks have agreed.
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Moves the bytes of one plan between storages that are bound anew at each sync. This crate alone
+/// implements it.
+pub trait Transport: sealed::Member {
     /// The plan's fingerprint.
     fn fingerprint(&self) -> u64;
 
@@ -43,15 +70,20 @@ pub trait Transport {
     /// What is wrong with the others' storages; the first failure of any rank.
     fn reach(&mut self, stamps: &[(Rank, u64)]) -> Result<(), TransportError>;
 
-    /// Runs every copy whose target this process owns. No other rank is waited for.
+    /// Runs every copy whose target this process owns. Waits for no other rank.
     ///
     /// # Errors
     /// [`TransportError::StorageMissing`] if `offer` and `reach` were not called with these bindings before.
     fn move_all(
         &mut self,
+        permit: &Permit,
         sources: &SourceBinding<'_>,
         targets: &mut TargetBinding<'_>,
     ) -> Result<Moved, TransportError>;
+
+    /// Ends a sync whose end the other ranks may not know of. Once this returns, no thread of this
+    /// process reads this process' sources until the next agreement.
+    fn abandon(&mut self);
 }
 
 /// What one `move_all` moved.
@@ -72,7 +104,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Counts a copy that has been run straight from source to target.
+    /// Counts a copy that is run straight from source to target.
     pub(crate) fn count(&mut self, copy: &CompiledCopy) {
         let bytes = copy.moved.bytes();
         if copy.source_rank == copy.target_rank {

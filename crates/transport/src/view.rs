@@ -1,8 +1,8 @@
 //! Where a storage's bytes are, for the time of one sync: an address, a length, a lifetime.
 //!
 //! ```text
-//!   &'a [u8], &'a SharedMemory, &'a PeerMemory ──► ReadView<'a>       (address, length)
-//!   &'a mut [u8], &'a mut SharedMemory         ──► WriteView<'a>      (address, length), the only access
+//!   &'a [u8], &'a SharedMemory, PeerMemory::view ──► ReadView<'a>     (address, length)
+//!   &'a mut [u8], &'a mut SharedMemory           ──► WriteView<'a>    (address, length), the only access
 //! ```
 //!
 //! Views exist because a peer's memory cannot be a slice (its owner writes to it between syncs), and because memory
@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 
 use reshard_layout::Bytes;
 
-use crate::memory::{PeerMemory, SharedMemory};
+use crate::memory::SharedMemory;
 
 /// Bytes that can be read for `'a`.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,8 @@ impl<'a> ReadView<'a> {
     /// Memory that only its address and length are known of.
     ///
     /// # Safety
-    /// `length` bytes at `address` must be readable for `'a`, and be written by nobody while a sync reads them.
+    /// `length` bytes at `address` must be readable for `'a`, and be written by no thread of this process while
+    /// the view is used.
     #[must_use]
     pub unsafe fn from_raw(address: *const u8, length: Bytes) -> Self {
         Self { address, length: length.0 as usize, memory: PhantomData }
@@ -55,12 +56,6 @@ impl<'a> From<&'a [u8]> for ReadView<'a> {
 impl<'a> From<&'a SharedMemory> for ReadView<'a> {
     fn from(memory: &'a SharedMemory) -> Self {
         memory.as_slice().into()
-    }
-}
-
-impl<'a> From<&'a PeerMemory> for ReadView<'a> {
-    fn from(memory: &'a PeerMemory) -> Self {
-        Self { address: memory.as_ptr(), length: memory.length().0 as usize, memory: PhantomData }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::mailbox::Mailboxes;
 use crate::memory::{PeerMemory, SharedMemory};
 use crate::message::{Reply, Request};
 use crate::registry::{Registry, check_members};
-use crate::rendezvous::{Membership, lock};
+use crate::rendezvous::{Membership, WorldId, lock};
 
 /// How long a rank waits for others unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -40,6 +40,8 @@ pub struct World {
     membership: Arc<Membership>,
     /// How many groups of the same members this rank has made.
     instances: Mutex<HashMap<Vec<Rank>, u32>>,
+    /// Held while storages are made known, so that those of one call have numbers next to each other.
+    publishing: Mutex<()>,
     left: bool,
 }
 
@@ -109,19 +111,29 @@ impl World {
     /// As [`in_process`](Self::in_process).
     pub fn in_process_within(size: usize, timeout: Duration) -> Result<Vec<Self>, TransportError> {
         let registry = Arc::new(Mutex::new(Registry::new(size)?));
-        (0..size)
-            .map(|rank| Ok(Self::new(Membership::join_threads(&registry, Rank(rank as u32), timeout)?)))
-            .collect()
+        let id = WorldId::fresh();
+        let join = |rank| Membership::join_threads(&registry, &id, Rank(rank as u32), timeout);
+        (0..size).map(|rank| Ok(Self::new(join(rank)?))).collect()
     }
 
     fn new(membership: Membership) -> Self {
-        Self { membership: Arc::new(membership), instances: Mutex::default(), left: false }
+        Self {
+            membership: Arc::new(membership),
+            instances: Mutex::default(),
+            publishing: Mutex::default(),
+            left: false,
+        }
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.membership.rank()
+    }
+
+    /// Tells this world from others.
+    pub(crate) fn id(&self) -> WorldId {
+        self.membership.world()
     }
 
     /// The number of ranks of the world.
@@ -146,10 +158,13 @@ impl World {
         let mut instances = lock(&self.instances);
         let instance = instances.entry(members.to_vec()).or_default();
         let request = Request::Group { members: members.to_vec(), instance: *instance };
-        let (Reply::Group, Some(descriptor)) = self.membership.ask(request, None)? else {
+        // Counted even if the answer is lost: the hub gives each member each memory once.
+        *instance += 1;
+        let (reply, descriptor) = self.membership.ask(request, None)?;
+        let Reply::Group = reply else {
             return Err(unexpected("making a group"));
         };
-        *instance += 1;
+        let descriptor = descriptor.ok_or_else(|| TransportError::no_descriptor("making a group"))?;
         let position = members.iter().take_while(|&&member| member != rank).count();
         let mailboxes = Mailboxes::from_fd(descriptor.as_fd(), members.len(), position)?;
         Ok(Group::new(members.to_vec(), position, Arc::clone(&self.membership), mailboxes))
@@ -167,11 +182,13 @@ impl World {
     /// Makes storages of this rank known under their names, in place of earlier ones of the same names.
     /// Others find them once they know that this call has returned, for example after a barrier.
     ///
-    /// Returns a number for each: later publications have greater ones.
+    /// Returns a number for each: later publications have greater ones, and none of this rank's
+    /// publications by another call lies between them.
     ///
     /// # Errors
     /// The first failure of any rank.
     pub fn publish(&self, storages: &[(&str, &SharedMemory)]) -> Result<Vec<u64>, TransportError> {
+        let _one_call_at_a_time = lock(&self.publishing);
         let mut generations = Vec::with_capacity(storages.len());
         for (name, memory) in storages {
             let request = Request::Publish { name: (*name).to_owned() };
@@ -199,16 +216,24 @@ impl World {
         Ok(())
     }
 
-    /// Maps a storage that a rank has published, to read.
+    /// Maps a storage that a rank has published. To read it, see [`PeerMemory::view`].
     ///
     /// # Errors
     /// [`TransportError::StorageUnknown`] if it has not; the first failure of any rank.
     pub fn map(&self, rank: Rank, name: &str) -> Result<PeerMemory, TransportError> {
+        self.map_published(rank, name).map(|(_, memory)| memory)
+    }
+
+    /// As [`map`](Self::map), with the number that [`publish`](Self::publish) returned.
+    pub(crate) fn map_published(&self, rank: Rank, name: &str) -> Result<(u64, PeerMemory), TransportError> {
         let request = Request::Find { rank, name: name.to_owned() };
-        let (Reply::Found { .. }, Some(descriptor)) = self.membership.ask(request, None)? else {
+        let (reply, descriptor) = self.membership.ask(request, None)?;
+        let Reply::Found { generation } = reply else {
             return Err(unexpected("mapping a storage"));
         };
-        PeerMemory::from_fd(descriptor.as_fd())
+        let doing = || format!("mapping storage {name} of rank {rank}");
+        let descriptor = descriptor.ok_or_else(|| TransportError::no_descriptor(&doing()))?;
+        Ok((generation, PeerMemory::from_fd(descriptor.as_fd())?))
     }
 
     /// Reports that this rank has failed. Every waiting or later call of every rank returns

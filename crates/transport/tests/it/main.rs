@@ -7,5 +7,6 @@ mod conformance;
 mod fixture;
 mod kernel;
 mod processes;
+mod starved;
 mod sync_failures;
 mod sync_processes;

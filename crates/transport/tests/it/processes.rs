@@ -4,11 +4,13 @@
 //! environment names, and which does nothing in an ordinary run.
 
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use reshard_layout::{Bytes, Rank};
-use reshard_transport::{Communicator, Launcher, Outcome, SharedMemory, TransportError, World};
+use reshard_transport::{
+    Category, Communicator, Launcher, Limits, Outcome, PeerMemory, SharedMemory, TransportError, World,
+};
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 
 const BODY: &str = "RESHARD_TEST_BODY";
@@ -32,7 +34,7 @@ fn rank_process() {
     let Ok(name) = std::env::var(BODY) else {
         return;
     };
-    let all = BODIES.iter().chain(&crate::sync_processes::BODIES);
+    let all = BODIES.iter().chain(&crate::sync_processes::BODIES).chain(&crate::starved::BODIES);
     let (_, body) = all.into_iter().find(|(known, _)| *known == name).unwrap();
     body();
 }
@@ -54,7 +56,7 @@ fn is_gone(process: Pid) -> bool {
     test_kill_process(process).is_err()
 }
 
-fn assert_all_gone(process_ids: &[(Rank, u32)]) {
+pub(crate) fn assert_all_gone(process_ids: &[(Rank, u32)]) {
     for &(rank, id) in process_ids {
         assert!(is_gone(Pid::from_raw(id.cast_signed()).unwrap()), "rank {rank} still runs");
     }
@@ -69,7 +71,7 @@ fn run(size: u32, body: &str) -> Outcome {
 }
 
 /// Exit codes by rank; a survivor of a failure exits with 7 once it has seen the expected error.
-fn codes(outcome: &Outcome) -> Vec<Option<i32>> {
+pub(crate) fn codes(outcome: &Outcome) -> Vec<Option<i32>> {
     outcome.exits.iter().map(|exit| exit.status.code()).collect()
 }
 
@@ -215,7 +217,8 @@ fn a_panic_is_everybodys() {
 #[test]
 fn who_does_not_react_is_killed_after_the_grace_period() {
     let commands = (0..4).map(|rank| (Rank(rank), command("wait_forever"))).collect();
-    let launcher = Launcher::start_with_grace(4, commands, Duration::from_millis(300)).unwrap();
+    let limits = Limits { grace: Duration::from_millis(300), ..Limits::default() };
+    let launcher = Launcher::start_within(4, commands, limits).unwrap();
     let process_ids = launcher.process_ids().to_vec();
     kill_process(Pid::from_raw(process_ids[2].1.cast_signed()).unwrap(), Signal::KILL).unwrap();
     let outcome = launcher.wait();
@@ -236,7 +239,8 @@ fn a_rank_that_does_not_join_is_a_failure() {
 fn a_command_that_cannot_start_leaves_nothing() {
     let commands = vec![(Rank(0), command("meet")), (Rank(1), Command::new("/nonexistent/program"))];
     let error = Launcher::start(2, commands).unwrap_err();
-    assert!(error.to_string().starts_with("could not start rank 1"), "{error}");
+    assert!(matches!(error, TransportError::NotStarted { rank: Rank(1), .. }), "{error}");
+    assert_eq!((error.category(), error.is_peer_failure()), (Category::System, false));
 }
 
 #[test]
@@ -255,19 +259,24 @@ fn launcher() {
     let _outcome = launcher.wait();
 }
 
-#[test]
-fn ranks_die_with_a_killed_launcher() {
-    let mut launcher = command("launcher").stdout(Stdio::piped()).spawn().unwrap();
-    let mut output = launcher.stdout.take().unwrap();
+/// What a process prints between a word and the next full stop.
+pub(crate) fn read_line(process: &mut Child, word: &str) -> String {
+    let mut output = process.stdout.take().unwrap();
     let mut text = String::new();
-    let line = loop {
+    loop {
         let mut byte = [0];
         output.read_exact(&mut byte).unwrap();
         text.push(byte[0] as char);
-        if let Some(line) = text.split("ranks ").nth(1).and_then(|rest| rest.strip_suffix('.')) {
-            break line.to_owned();
+        if let Some(line) = text.split(word).nth(1).and_then(|rest| rest.strip_suffix('.')) {
+            return line.to_owned();
         }
-    };
+    }
+}
+
+#[test]
+fn ranks_die_with_a_killed_launcher() {
+    let mut launcher = command("launcher").stdout(Stdio::piped()).spawn().unwrap();
+    let line = read_line(&mut launcher, "ranks ");
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     for id in line.split(' ') {
@@ -345,6 +354,12 @@ fn ranks_that_cannot_be_are_refused() {
     assert_eq!(Launcher::start(2, twice).unwrap_err(), TransportError::RankTaken { rank: Rank(0) });
 }
 
+#[expect(unsafe_code, reason = "reading a peer's memory")]
+fn bytes_of(memory: &PeerMemory) -> Vec<u8> {
+    // SAFETY: its owner, this rank or another, writes to it before a barrier that has passed, and never after.
+    unsafe { memory.to_vec() }
+}
+
 fn storages() {
     let world = World::from_environment().unwrap();
     let group = world.everyone().unwrap();
@@ -356,7 +371,7 @@ fn storages() {
     world.publish(&[("flat", &memory), ("empty", &empty)]).unwrap();
     group.barrier().unwrap();
     for rank in 0..3 {
-        let bytes = world.map(Rank(rank), "flat").unwrap().to_vec();
+        let bytes = bytes_of(&world.map(Rank(rank), "flat").unwrap());
         assert_eq!(bytes.len(), 10_000);
         assert!((0..10_000u32).all(|index| bytes[index as usize] == (index * 3 + rank) as u8));
         assert_eq!(world.map(Rank(rank), "empty").unwrap().length(), Bytes(0));
