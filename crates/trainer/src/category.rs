@@ -73,7 +73,11 @@ impl TrainerError {
             Self::Parallel(error) => error.category().into(),
             Self::Layout(error) => error.kind().into(),
             Self::Plan(error) => error.kind().into(),
-            Self::Transport(_) => Category::PeerFailed,
+            Self::Transport(error) => match error.category() {
+                reshard_transport::Category::System => Category::Io,
+                reshard_transport::Category::Invalid => Category::Invalid,
+                _ => Category::PeerFailed,
+            },
             Self::Drifted { .. } => Category::Differs,
             Self::RolloutTooLarge { .. }
             | Self::WorldTooLarge { .. }

@@ -32,8 +32,11 @@ pub struct CompiledCopy {
 /// Compiles the copies of a plan whose target rank is `wanted`, in plan order.
 ///
 /// # Errors
-/// [`TransportError::CopyMalformed`] and [`TransportError::CopyOutOfBounds`], for the first copy that is wrong.
+/// [`TransportError::PlanVersion`]; [`TransportError::CopyMalformed`] and [`TransportError::CopyOutOfBounds`], for the first copy that is wrong.
 pub fn compile(plan: &Plan, wanted: impl Fn(Rank) -> bool) -> Result<Vec<CompiledCopy>, TransportError> {
+    if plan.version != Plan::VERSION {
+        return Err(TransportError::PlanVersion { expected: Plan::VERSION, found: plan.version });
+    }
     let mut compiled = Vec::new();
     for (index, copy) in plan.copies.iter().enumerate() {
         let source = find_buffer(index, &plan.source, &copy.source)?;

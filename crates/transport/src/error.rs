@@ -225,6 +225,14 @@ pub enum TransportError {
         /// What does not fit.
         cause: String,
     },
+    /// A plan of another version of its form.
+    #[error("the plan has version {found}, this library moves version {expected}")]
+    PlanVersion {
+        /// The version that this library moves.
+        expected: u32,
+        /// The version of the plan.
+        found: u32,
+    },
     /// A fill whose parts do not fit together.
     #[error("fill {fill} is malformed: {cause}")]
     FillMalformed {
@@ -374,6 +382,7 @@ impl TransportError {
             | Self::StorageOutOfRange { .. }
             | Self::CopyOutOfBounds { .. }
             | Self::CopyMalformed { .. }
+            | Self::PlanVersion { .. }
             | Self::FillMalformed { .. }
             | Self::MemoryLength { .. }
             | Self::MemoryNotSealed

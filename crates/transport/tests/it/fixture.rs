@@ -95,7 +95,7 @@ impl Fixture {
         }
         let fills = (0..size).flat_map(|rank| paddings(&mut target, rank)).collect();
         let plan = Plan {
-            version: 1,
+            version: Plan::VERSION,
             fingerprint: 0x00C0_FFEE,
             policy: Policy::default(),
             source,

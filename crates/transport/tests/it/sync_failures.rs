@@ -281,4 +281,12 @@ fn copies_are_checked_before_a_byte_moves() {
         let out = error(plan);
         assert!(matches!(&out, TransportError::CopyMalformed { copy: 4, .. }), "{out}");
     }
+
+    let mut plan = fixture();
+    plan.version += 1;
+    let expected = reshard_plan::Plan::VERSION;
+    assert_eq!(error(plan), TransportError::PlanVersion { expected, found: expected + 1 });
+    let mut plan = fixture();
+    plan.fills[1].offset.0 = 1 << 40;
+    assert!(matches!(error(plan), TransportError::FillMalformed { fill: 1, .. }));
 }
