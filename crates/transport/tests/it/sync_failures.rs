@@ -288,5 +288,5 @@ fn copies_are_checked_before_a_byte_moves() {
     assert_eq!(error(plan), TransportError::PlanVersion { expected, found: expected + 1 });
     let mut plan = fixture();
     plan.fills[1].offset.0 = 1 << 40;
-    assert!(matches!(error(plan), TransportError::FillMalformed { fill: 1, .. }));
+    assert!(matches!(Local::new(&plan), Err(TransportError::FillMalformed { fill: 1, .. })));
 }
