@@ -7,7 +7,8 @@ DEMO_ARGUMENTS ?=
 
 ## Train a small model, sync it into rollout engines of another sharding, check every element.
 demo:
-	$(CARGO) run --release --quiet -p reshard-cli -- demo $(DEMO_ARGUMENTS)
+	$(CARGO) build --release -p reshard-cli
+	target/release/reshard demo $(DEMO_ARGUMENTS)
 
 ## Everything that must hold before a change lands.
 test:

@@ -1,7 +1,7 @@
 //! `reshard demo`: train, sync into rollout engines by every way, compare every element, print the table.
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
@@ -42,7 +42,7 @@ pub(crate) struct DemoArguments {
     /// Who sends a box that several ranks hold: lowest, local or balanced
     #[arg(long, default_value = "balanced", value_parser = policy)]
     policy: Policy,
-    /// Ways to move the weights; one that is repeated is not tried again
+    /// Ways to move the weights: affine (by layouts and a plan), gather (whole parameters, sliced)
     #[arg(long, value_name = "WAYS", default_value = "affine,gather", value_delimiter = ',', value_parser = way)]
     paths: Vec<Path>,
     /// Give the rollout engines processes of their own
@@ -72,8 +72,8 @@ fn way(name: &str) -> Result<Path, String> {
     Path::parse(name).ok_or_else(|| "known are affine and gather".to_owned())
 }
 
-/// Runs the demo; the exit code says whether anything differed.
-pub(crate) fn run(arguments: &DemoArguments) -> Result<(String, ExitCode), CliError> {
+/// Runs the demo: what to print, and whether anything differed.
+pub(crate) fn run(arguments: &DemoArguments) -> Result<(String, Result<(), CliError>), CliError> {
     let options = options(arguments)?;
     let program = std::env::current_exe()
         .map_err(|cause| CliError::Read { path: PathBuf::from("the program itself"), cause })?;
@@ -83,8 +83,8 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(String, ExitCode), CliEr
         command
     })?;
     let text = if arguments.json { serde_json::to_string_pretty(&report)? } else { human(&report) };
-    let code = if report.is_equal() { ExitCode::SUCCESS } else { ExitCode::from(1) };
-    Ok((text, code))
+    let elements = report.paths.iter().map(|path| path.verified.mismatches).sum();
+    Ok((text, if report.is_equal() { Ok(()) } else { Err(CliError::Differs { elements }) }))
 }
 
 /// One rank's process.
@@ -127,7 +127,14 @@ fn model(name: &str) -> Result<DemoModel, CliError> {
     if let Some(built_in) = BuiltIn::find(name) {
         return Ok(built_in.into());
     }
-    Ok(DemoModel { name: name.to_owned(), config_json: side::read(std::path::Path::new(name))? })
+    let path = std::path::Path::new(name);
+    if !path.exists() {
+        return Err(CliError::Usage {
+            message: format!("--model {name}: there is no such file"),
+            hint: Some("tiny and uneven are built in; anything else is a config.json".to_owned()),
+        });
+    }
+    Ok(DemoModel { name: name.to_owned(), config_json: side::read(path)? })
 }
 
 /// Lines that name what differs: enough for every kind of parameter of a layer.
@@ -142,6 +149,7 @@ fn human(report: &DemoReport) -> String {
         report.rollout
     );
     let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.4}")).collect();
+    text.push_str(if losses.is_empty() { "not trained" } else { "" });
     text.push_str(&losses.join(" -> "));
     text.push_str("\n\n");
     text.push_str(&table(&report.paths));
@@ -162,6 +170,9 @@ fn human(report: &DemoReport) -> String {
         bytes(memory.working_weight_bytes_max)
     ));
     let samples = &report.samples;
+    if samples.before.is_empty() {
+        return text;
+    }
     text.push_str(&format!("\n\nthe rollout engine goes on after {:?}", samples.prompt));
     for (when, said) in
         [("before training", &samples.before), ("after it", &samples.after), ("drawn", &samples.sampled)]
@@ -192,7 +203,10 @@ fn table(paths: &[PathReport]) -> String {
         ("rounds", Box::new(|path| count(path.rounds))),
         (
             "pieces",
-            Box::new(|path| format!("{} -> {}", count(path.pieces.source), count(path.pieces.target))),
+            Box::new(|path| match path.pieces.source {
+                0 => "-".to_owned(),
+                source => format!("{} -> {}", count(source), count(path.pieces.target)),
+            }),
         ),
         ("elements compared", Box::new(|path| count(path.verified.elements))),
         ("mismatches", Box::new(|path| count(path.verified.mismatches))),

@@ -18,6 +18,10 @@ pub(crate) enum CliError {
     /// Output that cannot be written.
     #[error("cannot write to stdout: {cause}")]
     Write { cause: std::io::Error },
+    /// A comparison that found differences; what differs has been said.
+    #[cfg(feature = "demo")]
+    #[error("{elements} elements differ")]
+    Differs { elements: u64 },
     /// A config or topology.
     #[error("{context}: {error}")]
     Parallel { context: String, error: ParallelError },
@@ -52,6 +56,8 @@ impl CliError {
             Category::Unsupported => 4,
         };
         match self {
+            #[cfg(feature = "demo")]
+            Self::Differs { .. } => 1,
             Self::Usage { .. } => 2,
             Self::Read { .. } | Self::Write { .. } | Self::Json(_) => 6,
             Self::Parallel { error, .. } => of_category(error.category()),
@@ -66,13 +72,23 @@ impl CliError {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Usage { hint, .. } => hint.clone(),
-            Self::Parallel { error, .. } if error.category() == Category::Usage => {
+            Self::Parallel { error, .. } if is_grammar(error) => {
                 Some("a topology is written engine:key=value,..., such as autotp:tp=2,dp=4,zero=2".to_owned())
             }
             Self::Plan(PlanError::MissingParameter { .. }) => {
-                Some("both sides must name their parameters alike, or give aliases".to_owned())
+                Some("both sides must name their parameters alike".to_owned())
             }
             _ => None,
         }
     }
+}
+
+/// Whether a topology is not written as the grammar says, so that an example helps.
+fn is_grammar(error: &ParallelError) -> bool {
+    matches!(
+        error,
+        ParallelError::EngineUnknown { .. }
+            | ParallelError::TopologyPart { .. }
+            | ParallelError::KeyUnknown { .. }
+    )
 }

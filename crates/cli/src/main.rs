@@ -44,14 +44,14 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Command::Plan(arguments) => plan_command::run(&arguments).map(|text| (text, ExitCode::SUCCESS)),
+        Command::Plan(arguments) => plan_command::run(&arguments).map(|text| (text, Ok(()))),
         #[cfg(feature = "demo")]
         Command::Demo(arguments) => demo_command::run(&arguments),
         #[cfg(feature = "demo")]
         Command::DemoRank => return rank(),
     };
-    match outcome.and_then(|(text, code)| say(&text).map(|()| code)) {
-        Ok(code) => code,
+    match outcome.and_then(|(text, verdict)| say(&text).and(verdict)) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say_error(&error);
             ExitCode::from(error.exit_code())

@@ -49,6 +49,7 @@ pub(crate) fn policy(name: &str) -> Result<Policy, String> {
 /// The keys of `--json`: bytes are integers, seconds are numbers.
 #[derive(Serialize)]
 struct Output {
+    policy: &'static str,
     parameters: u64,
     pieces: Pieces,
     copies: u64,
@@ -139,6 +140,7 @@ fn output(measured: &Measured, seconds: Seconds) -> Output {
     let statistics = &measured.plan.statistics;
     let (local, sent) = (statistics.bytes_local, statistics.bytes_sent);
     Output {
+        policy: measured.plan.policy.name(),
         parameters: measured.target.parameters().len() as u64,
         pieces: Pieces { source: statistics.source_pieces, target: statistics.target_pieces },
         copies: statistics.copies,
@@ -162,7 +164,7 @@ fn human(output: &Output, measured: &Measured) -> String {
         ("parameters", count(output.parameters)),
         ("pieces", format!("{} source, {} target", count(output.pieces.source), count(output.pieces.target))),
         ("copies", count(output.copies)),
-        ("policy", measured.plan.policy.name().to_owned()),
+        ("policy", output.policy.to_owned()),
         ("sent", bytes(output.bytes.sent)),
         ("local", bytes(output.bytes.local)),
         ("busiest sender", busiest(&output.sent_by_rank)),
@@ -185,10 +187,12 @@ fn human(output: &Output, measured: &Measured) -> String {
     if output.sent_by_rank.len() <= RANKS_SHOWN {
         text.push_str("\n\nwho gets how much from whom (rows receive, columns hold):\n");
         text.push_str(&matrix(&measured.plan));
+    } else {
+        text.push_str("\n\nmore than 16 ranks: --json has what each sends and receives");
     }
     if let Some(first) = output.unused.first() {
         let number = output.unused.len();
-        text.push_str(&format!("\n\n{number} source parameters are not used, the first is {first}"));
+        text.push_str(&format!("\n\nsource parameters that are not used: {number}, the first is {first}"));
     }
     text
 }

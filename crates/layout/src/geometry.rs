@@ -30,8 +30,8 @@ pub struct Block {
 impl Block {
     /// A box at an offset, with scale 1.
     #[must_use]
-    pub fn new(region: Region, offset: Elements, strides: Dims) -> Self {
-        Self { region, offset, strides, scale: 1.0 }
+    pub fn new(region: Region, offset: Elements, strides: impl IntoIterator<Item = u64>) -> Self {
+        Self { region, offset, strides: strides.into_iter().collect(), scale: 1.0 }
     }
 
     /// A box whose elements lie one after another in row-major order.

@@ -30,7 +30,7 @@ pub struct Request<'a> {
 }
 
 /// A caller's own policy: answers with one of the candidates.
-pub type Selector<'a> = dyn FnMut(&Request<'_>) -> Rank + 'a;
+pub(crate) type Selector<'a> = dyn FnMut(&Request<'_>) -> Rank + 'a;
 
 /// Chooses for one parameter after another; `balanced` remembers what each rank sends.
 pub(crate) struct Chooser<'a> {

@@ -20,7 +20,7 @@ mod plan;
 mod planner;
 mod verify;
 
-pub use choose::{Request, Selector};
+pub use choose::Request;
 pub use copy::{Copy, End};
 pub use error::PlanError;
 pub use names::unused_parameters;

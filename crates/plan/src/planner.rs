@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use reshard_layout::{Block, Bytes, Dims, Elements, Instance, Layout};
+use reshard_layout::{Block, Bytes, Dims, Elements, Instance, Layout, Rank};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::choose::{Chooser, How, Selector};
+use crate::choose::{Chooser, How, Request};
 use crate::coalesce::{Draft, coalesce};
 use crate::copy::{Copy, End};
 use crate::error::PlanError;
@@ -37,14 +37,32 @@ pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, Pl
 /// Like [`plan`], but asks `selector` who sends each box, once for each (target box x source box), also
 /// where there is one holder. Every rank must give the same answers: the order of questions is fixed.
 ///
+/// ```
+/// use reshard_layout::{Bytes, DType, Elements, Geometry, LayoutBuilder, Rank};
+/// use reshard_plan::plan_with;
+///
+/// let mut builder = LayoutBuilder::new();
+/// let w = builder.parameter("w", [4], DType::F32);
+/// for rank in 0..3 {
+///     let storage = builder.storage(Rank(rank), "w", Bytes(16));
+///     let buffer = builder.buffer(storage, Bytes(0), DType::F32, Elements(4));
+///     let whole = builder.geometry(Geometry::whole(&[4]));
+///     builder.place(w, buffer, Elements(0), whole);
+/// }
+/// let replicas = builder.build()?;
+/// let highest = plan_with(&replicas, &replicas, |request| *request.candidates.last().unwrap())?;
+/// assert_eq!(highest.statistics.sent_by_rank, [Bytes(0), Bytes(0), Bytes(32)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`plan`], and [`PlanError::NotACandidate`] for an answer that is no holder.
-pub fn plan_with<'a>(
+pub fn plan_with(
     source: &Layout,
     target: &Layout,
-    selector: &'a mut Selector<'a>,
+    mut selector: impl FnMut(&Request<'_>) -> Rank,
 ) -> Result<Plan, PlanError> {
-    plan_how(source, target, Policy::Custom, How::Selector(selector))
+    plan_how(source, target, Policy::Custom, How::Selector(&mut selector))
 }
 
 fn plan_how(source: &Layout, target: &Layout, policy: Policy, how: How<'_>) -> Result<Plan, PlanError> {

@@ -92,6 +92,18 @@ pub enum VerifyError {
         /// Sent bytes by its copies.
         found: Bytes,
     },
+    /// A copy names a buffer that does not exist.
+    #[error("copy {copy} names {side} buffer {}, there are {buffers}", buffer.0)]
+    UnknownBuffer {
+        /// Position of the copy in the plan.
+        copy: usize,
+        /// The side.
+        side: Side,
+        /// The buffer.
+        buffer: BufferId,
+        /// Buffers of that side.
+        buffers: usize,
+    },
     /// A copy's box has another number of axes than its parameter, or a number past 2^64.
     #[error("{parameter}: copy {copy} has a malformed box or strides")]
     Malformed {
@@ -270,13 +282,15 @@ fn region_of(plan: &Plan, number: usize, copy: &Copy, target: &Layout) -> Result
     let fits = |axis: usize| {
         copy.origin[axis].checked_add(copy.shape[axis]).is_some_and(|end| end <= parameter.shape[axis])
     };
-    let known = copy.source.buffer.index() < plan.source.buffers.len()
-        && copy.target.buffer.index() < plan.target.buffers.len();
-    if lengths.iter().any(|&length| length != axes)
-        || !known
-        || !(0..axes).all(fits)
-        || copy.shape.contains(&0)
+    for (side, end, places) in
+        [(Side::Source, &copy.source, &plan.source), (Side::Target, &copy.target, &plan.target)]
     {
+        if end.buffer.index() >= places.buffers.len() {
+            let (buffer, buffers) = (end.buffer, places.buffers.len());
+            return Err(VerifyError::UnknownBuffer { copy: number, side, buffer, buffers });
+        }
+    }
+    if lengths.iter().any(|&length| length != axes) || !(0..axes).all(fits) || copy.shape.contains(&0) {
         return Err(VerifyError::Malformed { parameter: parameter.name.clone(), copy: number });
     }
     Ok(Region::new(copy.origin.iter().copied(), copy.shape.iter().copied()))

@@ -83,6 +83,7 @@ impl TrainerError {
             | Self::WorldTooLarge { .. }
             | Self::RanksRenamed { .. }
             | Self::RolloutPartitioned { .. } => Category::Usage,
+            Self::ModelTooLarge { .. } => Category::OverBudget,
             Self::DTypeUnsupported { .. }
             | Self::VocabularyTooSmall { .. }
             | Self::ModelUnsupported { .. } => Category::Unsupported,

@@ -114,6 +114,21 @@ pub enum TrainerError {
         /// Ranks of the trainer.
         found: u32,
     },
+    /// A model too large for the memory of one machine, once in every process.
+    #[error(
+        "model {model} has {parameters} elements, in each of {processes} processes: the demo takes at most {maximum} \
+         in all"
+    )]
+    ModelTooLarge {
+        /// The model.
+        model: String,
+        /// Its elements.
+        parameters: u64,
+        /// Processes that would each hold some of it.
+        processes: u32,
+        /// The most elements of all processes together.
+        maximum: u64,
+    },
     /// More processes than the demo starts on one machine.
     #[error("the demo would start {needed} processes; at most {maximum}")]
     WorldTooLarge {

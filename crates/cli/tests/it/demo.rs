@@ -113,6 +113,9 @@ fn refuses_bad_input_by_name_and_number() {
         &["--model", &odd],
     ];
     let mut all = String::new();
+    let large = crate::config();
+    let (code, text) = failure(&["demo", "--model", &large]);
+    all.push_str(&format!("$ --model LARGE\n[{code}] {}\n", text.replace(&large, "LARGE")));
     for call in calls {
         let (code, text) = failure(&[&["demo"], call].concat());
         let mut shown = format!("$ {}\n[{code}] {text}\n", call.join(" "));

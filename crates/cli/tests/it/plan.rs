@@ -53,6 +53,7 @@ fn the_json_keys_are_stable_and_the_plan_does_not_depend_on_threads() {
     assert_eq!(
         keys,
         [
+            "policy",
             "parameters",
             "pieces",
             "copies",

@@ -12,6 +12,16 @@ fn commands() -> Vec<String> {
     of_program.map(|(_, arguments)| arguments.split('#').next().unwrap().trim().to_owned()).collect()
 }
 
+/// The layout file that it shows is one.
+#[test]
+fn its_layout_file_is_read() {
+    let json = README.split("```json").nth(1).unwrap().split("```").next().unwrap();
+    let (_folder, path) = crate::file("readme.json", json);
+    let output = crate::reshard(&["plan", "--source", &path, "--target", &path, "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["bytes"], serde_json::json!({"local": 144, "sent": 0, "total": 144}));
+}
+
 #[test]
 fn its_commands_run() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

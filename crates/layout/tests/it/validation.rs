@@ -56,7 +56,7 @@ fn names_what_is_wrong() {
     );
     assert_eq!(text(halves(region([2, 0], [2, 6]), 11)), "storage 0 (flat, rank 0): w and w share a byte");
     assert_eq!(
-        text(vec![Block::new(region([0, 0], [4, 6]), Elements(0), [6, 0].into_iter().collect())]),
+        text(vec![Block::new(region([0, 0], [4, 6]), Elements(0), [6, 0])]),
         "w: rank 0 holds box [0, 0]+[4, 6] with strides [6, 0], which address an element twice"
     );
     let zero = Block { scale: 0.0, ..whole };
@@ -125,7 +125,7 @@ fn interleaved_columns_of_two_parameters_share_no_byte() {
     let buffer = builder.buffer(storage, Bytes(0), DType::F32, Elements(24));
     for (name, base, width) in [("gate", 0, 4), ("up", 4, 2)] {
         let parameter = builder.parameter(name, [4, width], DType::F32);
-        let block = Block::new(region([0, 0], [4, width]), Elements(0), [6, 1].into_iter().collect());
+        let block = Block::new(region([0, 0], [4, width]), Elements(0), [6, 1]);
         let geometry = builder.geometry(Geometry::new([4, width], [block]));
         builder.place(parameter, buffer, Elements(base), geometry);
     }
@@ -140,7 +140,7 @@ fn in_place(side: u64, boxes: &[Region]) -> Result<(), Vec<Finding>> {
     let buffer = builder.buffer(storage, Bytes(0), DType::Bf16, Elements(side * side));
     let blocks = boxes.iter().map(|region| {
         let offset = Elements(region.origin()[0] * side + region.origin()[1]);
-        Block::new(region.clone(), offset, [side, 1].into_iter().collect())
+        Block::new(region.clone(), offset, [side, 1])
     });
     let geometry = builder.geometry(Geometry::new([side, side], blocks));
     builder.place(w, buffer, Elements(0), geometry);
@@ -191,15 +191,9 @@ fn one_odd_piece_among_many_is_compared_with_each_once() {
         let storage = builder.storage(Rank(0), "flat", Bytes(length));
         let buffer = builder.buffer(storage, Bytes(0), DType::U8, Elements(length));
         let mut blocks: Vec<Block> = (0..columns)
-            .map(|at| {
-                Block::new(region([0, at], [rows, 1]), Elements(at), [columns, 1].into_iter().collect())
-            })
+            .map(|at| Block::new(region([0, at], [rows, 1]), Elements(at), [columns, 1]))
             .collect();
-        blocks.push(Block::new(
-            region([0, columns], [rows, 1]),
-            Elements(apart),
-            [1, 1].into_iter().collect(),
-        ));
+        blocks.push(Block::new(region([0, columns], [rows, 1]), Elements(apart), [1, 1]));
         let geometry = builder.geometry(Geometry::new([rows, columns + 1], blocks));
         builder.place(w, buffer, Elements(0), geometry);
         assert_eq!(findings(builder).is_ok(), sound);
@@ -229,7 +223,7 @@ proptest! {
         let mut addresses = Vec::new();
         for (index, (axes, base)) in pieces.iter().enumerate() {
             let shape: Vec<u64> = axes.iter().map(|axis| axis.0).collect();
-            let strides = axes.iter().map(|axis| axis.1).collect();
+            let strides = axes.iter().map(|axis| axis.1);
             let parameter = builder.parameter(&format!("p{index}"), shape.iter().copied(), DType::F32);
             let block = Block::new(Region::whole(&shape), Elements(0), strides);
             let geometry = builder.geometry(Geometry::new(shape.iter().copied(), [block]));

@@ -37,7 +37,7 @@ fn layout(map: &Value) -> Result<Layout, Kind> {
 fn make(case: &Value) -> Result<(Plan, Layout, Layout), Kind> {
     let (source, target) = (layout(&case["source"])?, layout(&case["target"])?);
     let made = if case["policy"] == "highest" {
-        plan_with(&source, &target, &mut |request: &Request<'_>| *request.candidates.last().unwrap())
+        plan_with(&source, &target, |request: &Request<'_>| *request.candidates.last().unwrap())
     } else {
         plan(&source, &target, Policy::Lowest)
     };

@@ -89,11 +89,11 @@ fn balanced_spreads_what_nobody_has_and_keeps_what_is_there() {
 #[test]
 fn a_callers_policy_is_asked_and_held_to_the_holders() {
     let source = replicated(&[("a", &[6], F32)], &[], 3);
-    let mut highest = |request: &Request<'_>| *request.candidates.last().unwrap();
-    let chosen = plan_with(&source, &source, &mut highest).unwrap();
+    let highest = |request: &Request<'_>| *request.candidates.last().unwrap();
+    let chosen = plan_with(&source, &source, highest).unwrap();
     assert_eq!(chosen.statistics.sent_by_rank, [Bytes(0), Bytes(0), Bytes(48)]);
-    let mut nobody = |_: &Request<'_>| Rank(7);
-    let error = plan_with(&source, &source, &mut nobody).unwrap_err();
+    let nobody = |_: &Request<'_>| Rank(7);
+    let error = plan_with(&source, &source, nobody).unwrap_err();
     assert_eq!(
         error.to_string(),
         "a: the policy chose rank 7 for box [0]+[6], the holders are [Rank(0), Rank(1), Rank(2)]"

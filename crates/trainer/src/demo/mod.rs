@@ -15,7 +15,7 @@ mod summary;
 mod syncs;
 mod ways;
 
-pub use options::{CheckedOptions, DemoModel, DemoOptions, Faults, PROCESSES_MAX, Path};
+pub use options::{CheckedOptions, DemoModel, DemoOptions, ELEMENTS_MAX, Faults, PROCESSES_MAX, Path};
 pub use rank::run_rank;
 pub use report::{
     DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,

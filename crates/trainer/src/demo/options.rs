@@ -22,6 +22,9 @@ use crate::text::{DEFAULT_TEXT, check_text};
 /// The most processes that the demo starts: each holds a model and its gradients in the memory of one machine.
 pub const PROCESSES_MAX: u32 = 64;
 
+/// The most elements that all processes together may work with, a model in each: some ten gigabytes.
+pub const ELEMENTS_MAX: u64 = 1 << 29;
+
 /// A way of moving weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -124,7 +127,8 @@ impl Default for DemoOptions {
 /// Invariants, in the order of their checks: (1) the trainer numbers its ranks from 0 in order, and so does the
 /// rollout, from 0 or with `separate` from the end of the trainer's; (2) the rollout stores plain weights;
 /// (3) without `separate` it has at most as many ranks as the trainer; (4) all together are at most
-/// [`PROCESSES_MAX`]; (5) the model can be trained and cut; (6) every path is there once.
+/// [`PROCESSES_MAX`]; (5) the model can be trained and cut; (6) all processes together work with at most
+/// [`ELEMENTS_MAX`] elements; (7) every path is there once.
 #[derive(Clone, Debug)]
 pub struct CheckedOptions {
     pub(crate) train: AutoTp,
@@ -138,7 +142,7 @@ impl DemoOptions {
     ///
     /// # Errors
     /// [`TrainerError::Parallel`] for a topology that is malformed, [`TrainerError::RanksRenamed`],
-    /// [`TrainerError::RolloutPartitioned`], [`TrainerError::RolloutTooLarge`], [`TrainerError::WorldTooLarge`];
+    /// [`TrainerError::RolloutPartitioned`], [`TrainerError::RolloutTooLarge`], [`TrainerError::WorldTooLarge`], [`TrainerError::ModelTooLarge`];
     /// [`TrainerError::InModel`] with what is wrong with the model.
     pub fn check(&self) -> Result<CheckedOptions, TrainerError> {
         let train = in_order(&self.train)?;
@@ -167,6 +171,17 @@ impl DemoOptions {
             model: self.model.name.clone(),
             cause: Box::new(cause),
         })?;
+        let parameters: u64 =
+            config.parameters().iter().map(|parameter| parameter.shape.iter().product::<u64>()).sum();
+        let elements = parameters.saturating_mul(u64::from(needed));
+        if elements > ELEMENTS_MAX {
+            return Err(TrainerError::ModelTooLarge {
+                model: self.model.name.clone(),
+                parameters,
+                processes: needed,
+                maximum: ELEMENTS_MAX,
+            });
+        }
         let mut options = self.clone();
         options.paths = unique(&self.paths);
         Ok(CheckedOptions { train, rollout, config, options })
