@@ -13,7 +13,6 @@ mod choose;
 mod coalesce;
 mod copy;
 mod error;
-mod intervals;
 mod names;
 mod overlap;
 mod plan;
