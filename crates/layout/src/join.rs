@@ -23,6 +23,17 @@ pub fn overlapping_pairs(left: &[&Region], right: &[&Region], found: &mut impl F
     Join { left, right }.cell(&world, all(left), all(right), found);
 }
 
+/// For each box of `left`, the positions in `right` of those that share an element with it, ascending.
+#[must_use]
+pub fn overlapping(left: &[&Region], right: &[&Region]) -> Vec<Vec<usize>> {
+    let mut overlapping = vec![Vec::new(); left.len()];
+    overlapping_pairs(left, right, &mut |i, j| overlapping[i].push(j));
+    for positions in &mut overlapping {
+        positions.sort_unstable();
+    }
+    overlapping
+}
+
 struct Join<'a> {
     left: &'a [&'a Region],
     right: &'a [&'a Region],

@@ -49,7 +49,7 @@ mod units;
 
 pub use error::{Finding, Kind, LayoutError};
 pub use geometry::{Block, Geometry, GeometryId};
-pub use join::{overlapping_pairs, refine};
+pub use join::{overlapping, overlapping_pairs, refine};
 pub use layout::{Fill, Instance, Layout, LayoutBuilder, Parameter, Piece};
 pub use nest::{nest, stored_run};
 pub use places::{Buffer, BufferId, ParameterId, Places, Storage, StorageId};

@@ -143,14 +143,6 @@ impl Region {
             .all(|axis| self.origin[axis].max(other.origin[axis]) < self.end(axis).min(other.end(axis)))
     }
 
-    /// Whether every element of `other` lies in this box.
-    #[must_use]
-    pub fn contains(&self, other: &Self) -> bool {
-        other.is_empty()
-            || (0..self.axes())
-                .all(|axis| self.origin[axis] <= other.origin[axis] && other.end(axis) <= self.end(axis))
-    }
-
     /// The two parts of the box below and from coordinate `at` of an axis. Either may be empty.
     #[must_use]
     pub fn split(&self, axis: usize, at: u64) -> (Self, Self) {

@@ -9,7 +9,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use reshard_layout::{Elements, GeometryId, Instance, Layout, Rank, Region, overlapping_pairs, refine};
+use reshard_layout::{
+    Elements, GeometryId, Instance, Layout, Rank, Region, overlapping, overlapping_pairs, refine,
+};
 
 use crate::error::PlanError;
 use crate::names::Match;
@@ -56,17 +58,10 @@ pub(crate) fn meetings(source: &Layout, target: &Layout, at: Match) -> Result<Ve
     let targets = boxes(target, target.instances(at.target));
     let source_regions: Vec<&Region> = sources.iter().map(|held| held.region).collect();
     let target_regions: Vec<&Region> = targets.iter().map(|wanted| wanted.region).collect();
-    let mut pairs = Vec::new();
-    overlapping_pairs(&target_regions, &source_regions, &mut |t, s| pairs.push((t, s)));
-    pairs.sort_unstable();
     let name = &target.parameter(at.target).name;
     let mut meetings = Vec::new();
-    let mut rest = pairs.as_slice();
-    for (t, wanted) in targets.iter().enumerate() {
-        let count = rest.iter().take_while(|pair| pair.0 == t).count();
-        let (own, others) = rest.split_at(count);
-        rest = others;
-        let held: Vec<&Held<'_>> = own.iter().map(|&(_, s)| &sources[s]).collect();
+    for (wanted, found) in targets.iter().zip(overlapping(&target_regions, &source_regions)) {
+        let held: Vec<&Held<'_>> = found.into_iter().map(|at| &sources[at]).collect();
         meetings_of_box(wanted, &held, name, &mut meetings)?;
     }
     check_scales(source, target, at, &meetings)?;

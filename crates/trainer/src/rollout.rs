@@ -141,13 +141,6 @@ impl RolloutEngine {
     }
 
     /// The logits of the token after a text, whole on every rank of the group.
-    ///
-    /// # Errors
-    /// As [`generate`](Self::generate).
-    pub fn next_logits(&self, text: &[u32]) -> Result<Vec<f32>, TrainerError> {
-        self.logits_after(text, Fills::Fresh(&self.shards))
-    }
-
     fn logits_after(&self, text: &[u32], fills: Fills<'_>) -> Result<Vec<f32>, TrainerError> {
         let shape = TokenShape { sequences: 1, tokens: text.len() };
         let (logits, _) = self.decoder.forward(text, shape, fills)?;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{AffineFault, AffinePiece};
-use crate::join::{overlapping_pairs, refine};
+use crate::join::{overlapping, refine};
 use crate::region::{Region, volume};
 
 /// The ranks that hold any of a piece must be exactly those that it declares, and each must hold all of it.
@@ -41,8 +41,8 @@ pub(super) fn check(shape: &[u64], held: &[(u32, &AffinePiece, Region)]) -> Resu
             compare(partial[at].0, partial[at].1, &found);
         }
     });
-    let meets = meeting(whole.iter().map(|(_, _, region)| region), &partial_regions);
-    for ((rank, piece, region), others) in whole.iter().zip(meets) {
+    let whole_regions: Vec<&Region> = whole.iter().map(|(_, _, region)| region).collect();
+    for ((rank, piece, region), others) in whole.iter().zip(overlapping(&whole_regions, &partial_regions)) {
         let mut common: BTreeMap<u32, u64> = BTreeMap::new();
         for at in others {
             let part = partial[at].2.intersection(region).map_or(0, |part| part.volume());
@@ -61,12 +61,4 @@ fn sorted(ranks: impl Iterator<Item = u32>) -> Vec<u32> {
     ranks.sort_unstable();
     ranks.dedup();
     ranks
-}
-
-/// For each region of `all`, the positions in `others` of those that share an element with it.
-fn meeting<'a>(all: impl Iterator<Item = &'a Region>, others: &[&Region]) -> Vec<Vec<usize>> {
-    let all: Vec<&Region> = all.collect();
-    let mut meeting = vec![Vec::new(); all.len()];
-    overlapping_pairs(&all, others, &mut |at, other| meeting[at].push(other));
-    meeting
 }

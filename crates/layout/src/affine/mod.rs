@@ -166,8 +166,8 @@ pub enum AffineFault {
         /// The parameter's shape.
         shape: Dims,
     },
-    /// A parameter whose elements do not fit in 64 bits.
-    #[error("a parameter of shape {shape:?} does not fit in 64 bits")]
+    /// A parameter or shard whose elements do not fit in 64 bits.
+    #[error("a tensor of shape {shape:?} does not fit in 64 bits")]
     TooLarge {
         /// The shape.
         shape: Vec<u64>,

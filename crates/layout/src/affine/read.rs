@@ -86,16 +86,18 @@ fn blocks_of_shard<'a>(
     shard: &'a AffineShard,
     shape: &[u64],
 ) -> Result<PieceBlocks<'a>, AffineFault> {
+    let Some(expected) = volume(&shard.shard_shape) else {
+        return Err(AffineFault::TooLarge { shape: shard.shard_shape.clone() });
+    };
     let mut blocks = Vec::new();
-    let mut found = 0u64;
+    let mut found = Some(0u64);
     for piece in &shard.pieces {
         let of_piece = blocks_of_piece(rank, piece, &shard.shard_shape, shape)?;
-        found = of_piece.iter().fold(found, |sum, block| sum.saturating_add(block.region.volume()));
+        found = of_piece.iter().fold(found, |sum, block| sum?.checked_add(block.region.volume()));
         blocks.push((piece, of_piece));
     }
-    let expected = volume(&shard.shard_shape).unwrap_or(u64::MAX);
-    if found != expected {
-        return Err(AffineFault::ShardNotFilled { rank, expected, found });
+    if found != Some(expected) {
+        return Err(AffineFault::ShardNotFilled { rank, expected, found: found.unwrap_or(u64::MAX) });
     }
     Ok(blocks)
 }

@@ -8,7 +8,7 @@
 use indexmap::IndexMap;
 
 use super::{AffineFile, AffineMap, AffinePiece, AffineShard, VERSION};
-use crate::join::{overlapping_pairs, refine};
+use crate::join::{overlapping, refine};
 use crate::layout::{Layout, Piece};
 use crate::places::ParameterId;
 use crate::region::{Region, address, row_major};
@@ -39,11 +39,8 @@ fn map_of(layout: &Layout, id: ParameterId) -> Option<AffineMap> {
     let shape = &layout.parameter(id).shape;
     let pieces: Vec<Piece<'_>> = layout.pieces_of(id).collect();
     let regions: Vec<&Region> = pieces.iter().map(|piece| piece.region).collect();
-    let mut meeting: Vec<Vec<usize>> = vec![Vec::new(); pieces.len()];
-    overlapping_pairs(&regions, &regions, &mut |piece, other| meeting[piece].push(other));
     let mut cells: Vec<Vec<(Region, Vec<u32>)>> = Vec::with_capacity(pieces.len());
-    for (piece, others) in pieces.iter().zip(&mut meeting) {
-        others.sort_unstable();
+    for (piece, others) in pieces.iter().zip(overlapping(&regions, &regions)) {
         let others_regions: Vec<&Region> = others.iter().map(|&at| regions[at]).collect();
         let mut of_piece = Vec::new();
         refine(piece.region, &others_regions, &mut |cell, holders| {

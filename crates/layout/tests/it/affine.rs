@@ -99,6 +99,17 @@ fn numbers_that_do_not_fit_are_refused_and_not_computed_with() {
     for text in &cases {
         read(text).expect_err(text);
     }
+    // Five times the whole parameter on one rank: more elements than 64 bits count, like its shard's shape.
+    let half = 1u64 << 62;
+    let piece = format!(r#"{{"shape":[{half}],"source":[0,[1]],"dest":[0,[1]],"locations":[0]}}"#);
+    for shard in ["[1099511627776,1099511627776]", "[18446744073709551615]"] {
+        let text = format!(
+            r#"{{"version":1,"dtype":"u8","parameters":{{"w":{{"logical_shape":[{half}],"ranks":{{"0":
+            {{"shard_shape":{shard},"pieces":[{}]}}}}}}}}}}"#,
+            [piece.as_str(); 5].join(",")
+        );
+        read(&text).expect_err(&text);
+    }
     read(&one_piece("1048575", "[4]", "[4]", "[4]", "[0,[1]]", "[0,[1]]")).unwrap();
 }
 
