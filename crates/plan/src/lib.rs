@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A [`Plan`] is a value: ranks, storages, buffers and element offsets, never an address. It is made once and
-//! moved many times.
+//! moved many times. A [`Schedule`] puts what it sends into rounds of bounded messages, for transports that need
+//! that.
 
 mod choose;
 mod coalesce;
@@ -17,6 +18,7 @@ mod names;
 mod overlap;
 mod plan;
 mod planner;
+mod schedule;
 mod verify;
 
 pub use choose::Request;
@@ -25,4 +27,5 @@ pub use error::PlanError;
 pub use names::unused_parameters;
 pub use plan::{Plan, Policy, Statistics};
 pub use planner::{plan, plan_with};
+pub use schedule::{Message, Round, Schedule, ScheduleError, Share, WireBox};
 pub use verify::{Side, Verified, VerifyError, verify};

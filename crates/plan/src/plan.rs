@@ -1,6 +1,6 @@
 //! The plan as a value: ranks, ids and element offsets, never an address.
 
-use reshard_layout::{Bytes, Fill, Places, Rank};
+use reshard_layout::{Bytes, DType, Fill, Places, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::copy::Copy;
@@ -97,5 +97,13 @@ impl Plan {
     #[must_use]
     pub fn source_rank(&self, copy: &Copy) -> Rank {
         self.source.rank_of(copy.source.buffer)
+    }
+
+    /// The type in which a copy's elements travel between ranks: that of both buffers, or of the narrower one.
+    #[must_use]
+    pub fn wire(&self, copy: &Copy) -> DType {
+        let source = self.source.buffer(copy.source.buffer).dtype;
+        let target = self.target.buffer(copy.target.buffer).dtype;
+        if target.size() < source.size() { target } else { source }
     }
 }
