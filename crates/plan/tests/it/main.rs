@@ -5,5 +5,7 @@
 mod elements;
 mod ground_truth;
 mod growth;
+mod memory;
 mod random;
 mod rules;
+mod schedule;
