@@ -85,6 +85,10 @@ fn wire_bytes(plan: &Plan, copy: &Copy) -> Result<Bytes, &'static str> {
     if !exists(&plan.source, &copy.source) || !exists(&plan.target, &copy.target) {
         return Err("it names a buffer or storage that does not exist");
     }
+    let (held, wanted) = plan.types(copy);
+    if held != wanted && !plan.cast {
+        return Err("its source and target have different types, and the plan may not cast");
+    }
     if [&copy.source, &copy.target].iter().any(|end| end.strides.len() != copy.shape.len()) {
         return Err("shape and strides have different numbers of axes");
     }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod casts;
 mod elements;
 mod ground_truth;
 mod growth;

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 use reshard_layout::strategies::layout_pairs;
 use reshard_layout::{
     Buffer, BufferId, Bytes, DType, Dims, Elements, Kind, ParameterId, Places, Rank, Storage, StorageId,
 };
-use reshard_plan::{Copy, End, Plan, Policy, Schedule, ScheduleError, Share, Statistics, plan};
+use reshard_plan::{Copy, End, Options, Plan, Policy, Schedule, ScheduleError, Share, Statistics, verify};
 
 use crate::memory::{Memory, retyped};
 
@@ -82,22 +83,28 @@ fn assert_sound(plan: &Plan, schedule: &Schedule, shares: &[Share]) {
     assert_eq!(schedule.messages(), messages);
 }
 
-/// Types of which no two have a width in common at the same place; casts come apart.
-const DTYPES: [DType; 6] = [DType::F32, DType::Bf16, DType::F64, DType::U8, DType::I32, DType::F8E4m3];
+const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
+
+/// A parameter's type on both sides: one type, or two between which a plan may cast.
+fn types() -> impl Strategy<Value = (DType, DType)> {
+    let kept = select(vec![DType::U8, DType::I64, DType::I32, DType::F8E4m3, DType::F8E5m2]);
+    prop_oneof![kept.prop_map(|dtype| (dtype, dtype)), (select(&FLOATS[..]), select(&FLOATS[..]))]
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
-    /// Chunks of 4 to 50 elements of f32, where shapes have up to 216: rows are cut.
+    /// Chunks of 2 to 200 elements, where shapes have up to 216: rows are cut.
     #[test]
     fn every_element_arrives_through_messages(
         (source, target) in layout_pairs(),
-        types in vec(0..DTYPES.len(), 3),
+        types in vec(types(), 3),
         staging in 64u64..800,
     ) {
-        let of = |parameter: usize| DTYPES[types[parameter]];
-        let (source, target) = (retyped(&source, of), retyped(&target, of));
-        let plan = plan(&source, &target, Policy::Balanced).unwrap();
+        let source = retyped(&source, |parameter| types[parameter].0);
+        let target = retyped(&target, |parameter| types[parameter].1);
+        let plan = Options::new(Policy::Balanced).cast(true).plan(&source, &target).unwrap();
+        verify(&plan, &source, &target).unwrap();
         let schedule = Schedule::new(&plan, Bytes(staging)).unwrap();
         prop_assert_eq!(schedule.chunk().0, staging / 64 * 16);
         let shares = shares(&plan, &schedule);
@@ -174,6 +181,7 @@ fn of_traffic(amounts: &[Vec<u64>]) -> Plan {
         version: Plan::VERSION,
         fingerprint: 0x00C0_FFEE,
         policy: Policy::Custom,
+        cast: false,
         source: places(sent),
         target: places(received),
         copies,
@@ -296,6 +304,9 @@ fn refusals_are_typed() {
         let found = error(&spoilt, 1 << 20);
         assert!(matches!(found, ScheduleError::CopyMalformed { copy: 0, .. }), "{found}");
     }
+    let mut casting = plan.clone();
+    casting.source.buffers[0].dtype = DType::F16;
+    assert!(matches!(error(&casting, 1 << 20), ScheduleError::CopyMalformed { copy: 0, .. }));
     let schedule = Schedule::new(&plan, Bytes(1 << 30)).unwrap();
     let other = Plan { fingerprint: 1, ..plan };
     let found = schedule.share(&other, Rank(0)).unwrap_err();
