@@ -24,6 +24,7 @@ bench:
 	$(CARGO) build --release --quiet -p reshard-cli
 	scripts/bench target/release/reshard
 	$(CARGO) run --release --quiet -p reshard-plan --example growth
+	$(CARGO) run --release --quiet -p reshard-plan --example rounds
 
 fmt:
 	$(CARGO) fmt
