@@ -33,10 +33,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::verify::{Verified, verify};
 
-    use pyo3::prelude::*;
-
-    #[pymodule_init]
-    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
-    }
+    /// The version of this package.
+    #[pymodule_export]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

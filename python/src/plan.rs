@@ -21,21 +21,21 @@ pub(crate) struct Request {
     origin: Shape,
     shape: Shape,
     bytes: u64,
-    candidates: Py<PyTuple>,
+    candidates: Shape,
 }
 
 #[pymethods]
 impl Request {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(format!(
+    fn __repr__(&self) -> String {
+        format!(
             "Request({:?}, target_rank={}, origin={}, shape={}, bytes={}, candidates={})",
             self.parameter,
             self.target_rank,
             self.origin.text(),
             self.shape.text(),
             self.bytes,
-            self.candidates.bind(py).repr()?
-        ))
+            self.candidates.text()
+        )
     }
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct Plan(pub(crate) Arc<Inner>);
 ///
 /// Raises ``PlanError`` naming the parameter and both sides if one is missing or its shape, dtype or scale disagrees.
 #[pyfunction]
-#[pyo3(signature = (source, target, policy=None))]
+#[pyo3(signature = (source, target, policy: "str | Callable[[Request], int] | None" = None) -> "Plan")]
 pub(crate) fn plan(
     py: Python<'_>,
     source: &Layout,
@@ -181,7 +181,7 @@ fn ask(function: &Bound<'_, PyAny>, request: &reshard_plan::Request<'_>) -> PyRe
         origin: Shape::of(request.region.origin()),
         shape: Shape::of(request.region.extent()),
         bytes: request.bytes.0,
-        candidates: PyTuple::new(py, request.candidates.iter().map(|rank| rank.0))?.unbind(),
+        candidates: Shape(request.candidates.iter().map(|rank| u64::from(rank.0)).collect()),
     };
     let answer = function.call1((question,))?;
     let number = answer.cast_exact::<PyInt>().ok().and_then(|number| number.extract::<u32>().ok());
@@ -293,6 +293,7 @@ impl Plan {
     /// The plan in the form of DeepSpeed's ``TransferPlan``: parameter -> its segments as dictionaries
     /// ``{"source": [rank, offset, strides], "target": ..., "shape": ...}``, which ``TransferSegment.from_dict`` reads.
     /// Offsets count elements of the rank's shard as the two affine maps have it, or of the buffer in other layouts.
+    #[pyo3(signature = () -> "dict[str, list[dict[str, Any]]]")]
     fn to_transfer_plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut segments: BTreeMap<u32, Bound<'py, PyList>> = BTreeMap::new();
         for copy in &self.0.copies {
