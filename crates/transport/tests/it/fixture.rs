@@ -98,6 +98,7 @@ impl Fixture {
             version: Plan::VERSION,
             fingerprint: 0x00C0_FFEE,
             policy: Policy::default(),
+            cast: false,
             source,
             target,
             copies,
