@@ -13,6 +13,10 @@ Importing this module needs neither PyTorch nor DeepSpeed; `reshard.torch`, `res
 """
 
 from reshard._reshard import (
+    Share,
+    Schedule,
+    Message,
+    Box,
     Buffer,
     Copy,
     End,
@@ -40,6 +44,10 @@ from reshard.errors import (
 )
 
 __all__ = [
+    "Share",
+    "Schedule",
+    "Message",
+    "Box",
     "AffineMapError",
     "Buffer",
     "Copy",
