@@ -46,7 +46,7 @@ fn traffic(ranks: u32) -> Plan {
         target: places,
         copies,
         fills: Vec::new(),
-        parameter_names: vec!["w".to_owned()],
+        parameters: Vec::new(),
         statistics: Statistics::default(),
     }
 }
