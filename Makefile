@@ -3,7 +3,7 @@
 CARGO ?= cargo
 DEMO_ARGUMENTS ?=
 
-.PHONY: demo test test-python wheel bench matrix fmt
+.PHONY: demo test test-python wheel docs bench matrix fmt
 
 ## Train a small model, sync it into rollout engines of another sharding, check every element.
 demo:
@@ -34,6 +34,11 @@ bench:
 	$(CARGO) run --release --quiet -p reshard-plan --example growth
 	scripts/bench-python
 	$(CARGO) run --release --quiet -p reshard-plan --example rounds
+
+## The API reference of both languages.
+docs:
+	$(CARGO) doc --workspace --no-deps
+	scripts/docs-python
 
 fmt:
 	$(CARGO) fmt
