@@ -29,4 +29,14 @@ from .errors import BindError, BrokenError, Stage, SyncError
 from .report import Report, State, Totals
 from .synchroniser import Synchroniser
 
-__all__ = ["BindError", "BrokenError", "Report", "Shards", "Stage", "State", "SyncError", "Synchroniser", "Totals"]
+__all__ = [
+    "BindError",
+    "BrokenError",
+    "Report",
+    "Shards",
+    "Stage",
+    "State",
+    "SyncError",
+    "Synchroniser",
+    "Totals",
+]

@@ -32,10 +32,18 @@ class LeaderLost(Exception):
 class Control:
     """The ranks of a synchroniser and the groups over which they agree. A world of one needs no groups."""
 
-    def __init__(self, rank: int, world: int, groups: Sequence[dist.ProcessGroup] = ()) -> None:
+    def __init__(
+        self, rank: int, world: int, groups: Sequence[dist.ProcessGroup | None] = (None, None)
+    ) -> None:
         self._rank = rank
         self._world = world
-        self._records, self._verdicts = groups or (None, None)
+        self._records, self._verdicts = groups
+
+    def leave(self) -> list[dist.ProcessGroup | None]:
+        """Forgets its groups and hands them over, to be dissolved."""
+        groups = [self._records, self._verdicts]
+        self._records = self._verdicts = None
+        return groups
 
     def exchange(
         self, own: Record, judge: Judge, stage: Stage, deadline: Deadline, grace_seconds: float

@@ -1,7 +1,7 @@
 """What can go wrong in a sync: one rank's error is every rank's error.
 
-    rank 2: BindError ──► agree ──► rank 0, 1, 3: SyncError(rank=2, stage="bind", cause="storage ...")
-                               └──► rank 2: the same SyncError, `__cause__` is the BindError
+rank 2: BindError ──► agree ──► rank 0, 1, 3: SyncError(rank=2, stage="bind", cause="storage ...")
+                           └──► rank 2: the same SyncError, `__cause__` is the BindError
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ class SyncError(ReshardError):
     rank: int
 
     def __init__(
-        self, message: str, *, stage: Stage = "agree", cause: str = "", version: int | None = None, **facts: Any
+        self,
+        message: str,
+        *,
+        stage: Stage = "agree",
+        cause: str = "",
+        version: int | None = None,
+        **facts: Any,
     ) -> None:
         super().__init__(message, **facts)
         self.stage = stage

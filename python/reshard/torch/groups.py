@@ -35,20 +35,26 @@ class Membership:
 
     def new_group(self, backend: str, device: torch.device, timeout_seconds: float) -> dist.ProcessGroup:
         """A new group of these ranks, connected. All of them call it."""
-        limit = timedelta(seconds=timeout_seconds)
         # With ranks given, only they call this.
-        local = {"use_local_synchronization": True} if self.ranks is not None else {}
-        group = dist.new_group(self.ranks, timeout=limit, backend=backend, **local)
+        is_local = self.ranks is not None
+        group = dist.new_group(
+            self.ranks,
+            timeout=timedelta(seconds=timeout_seconds),
+            backend=backend,
+            use_local_synchronization=is_local,
+        )
+        assert isinstance(group, dist.ProcessGroup), "this process is one of the ranks"
         work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
+        assert work is not None, "this process is one of the ranks"
         work.wait(Deadline.after(timeout_seconds).left())
         return group
 
 
 def default_device(group: dist.ProcessGroup | None) -> torch.device:
     """The current CUDA device where the group speaks nccl, the host otherwise."""
-    if torch.cuda.is_available() and dist.is_available() and dist.is_initialized():
-        if "nccl" in str(dist.get_backend_config(group)):
-            return torch.device("cuda", torch.cuda.current_device())
+    is_distributed = dist.is_available() and dist.is_initialized()
+    if is_distributed and torch.cuda.is_available() and "nccl" in str(dist.get_backend_config(group)):
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 

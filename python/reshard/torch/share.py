@@ -10,7 +10,7 @@ the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,7 @@ import torch
 from .dtypes import REAL, bits
 
 if TYPE_CHECKING:
-    from reshard import Buffer, Share
+    from reshard import Box, Message, Share
 
 
 class Strided(NamedTuple):
@@ -85,19 +85,17 @@ class CompiledShare:
         return CompiledShare((), (), (), rounds, 0, 0, 0, 0)
 
 
-def compile_share(share: Share, source: Iterable[Buffer], target: Iterable[Buffer], rounds: int) -> CompiledShare:
-    """Compiles a share; `source` and `target` are this rank's buffers, or a superset of them."""
-    of_source = {buffer.id: REAL[buffer.dtype] for buffer in source}
-    of_target = {buffer.id: REAL[buffer.dtype] for buffer in target}
+def compile_share(share: Share, rounds: int) -> CompiledShare:
+    """Compiles what one rank does in a schedule of `rounds` rounds."""
     busy = tuple(
-        (_transfer(send, of_source), _transfer(receive, of_target))
+        (_transfer(send), _transfer(receive))
         for send, receive in share.rounds
         if send is not None or receive is not None
     )
-    local = tuple(_local(one, other, of_source, of_target) for one, other in share.local)
+    local = tuple(_local(source, target) for source, target in share.local)
     lengths = [transfer.bytes for pair in busy for transfer in pair if transfer]
     return CompiledShare(
-        fills=tuple(_padding(box, value, of_target) for box, value in share.fills),
+        fills=tuple(_padding(box, value) for box, value in share.fills),
         local=local,
         busy=busy,
         rounds=rounds,
@@ -108,36 +106,30 @@ def compile_share(share: Share, source: Iterable[Buffer], target: Iterable[Buffe
     )
 
 
-def _strided(box: object, dtype: torch.dtype, wire: torch.dtype) -> Strided:
-    shape, strides = tuple(box.shape), tuple(box.strides)  # type: ignore[attr-defined]
-    position = box.position // wire.itemsize  # type: ignore[attr-defined]
+def _strided(box: Box, wire: torch.dtype) -> Strided:
+    dtype, shape = REAL[box.dtype], tuple(box.shape)
+    position = box.position // wire.itemsize
     if dtype == wire:
         dtype = wire = bits(dtype)
-    return Strided(box.buffer, box.offset, shape, strides, dtype, wire, position, dense(shape))  # type: ignore[attr-defined]
+    return Strided(box.buffer, box.offset, shape, tuple(box.strides), dtype, wire, position, dense(shape))
 
 
-def _transfer(message: object | None, dtypes: dict[int, torch.dtype]) -> Transfer | None:
+def _transfer(message: Message | None) -> Transfer | None:
     if message is None:
         return None
-    boxes = tuple(
-        _strided(box, dtypes[box.buffer], REAL[box.wire])
-        for box in message.boxes  # type: ignore[attr-defined]
-    )
+    boxes = tuple(_strided(box, REAL[box.wire]) for box in message.boxes)
     direct = boxes[0] if boxes and is_one_run(boxes) else None
-    return Transfer(message.peer, message.bytes, boxes, direct)  # type: ignore[attr-defined]
+    return Transfer(message.peer, message.bytes, boxes, direct)
 
 
-def _local(
-    source: object, target: object, of_source: dict[int, torch.dtype], of_target: dict[int, torch.dtype]
-) -> Local:
-    one, other = of_source[source.buffer], of_target[target.buffer]  # type: ignore[attr-defined]
-    return Local(_strided(source, one, other), _strided(target, other, one))
+def _local(source: Box, target: Box) -> Local:
+    return Local(_strided(source, REAL[target.dtype]), _strided(target, REAL[source.dtype]))
 
 
-def _padding(box: object, value: bytes, dtypes: dict[int, torch.dtype]) -> Padding:
-    dtype = dtypes[box.buffer]  # type: ignore[attr-defined]
+def _padding(box: Box, value: bytes) -> Padding:
+    dtype = REAL[box.dtype]
     element = torch.frombuffer(bytearray(value), dtype=bits(dtype))
-    return Padding(_strided(box, dtype, dtype), element[0])
+    return Padding(_strided(box, dtype), element[0])
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:

@@ -82,10 +82,9 @@ class Synchroniser:
         self._device = default_device(group) if device is None else resolved_device(device)
         self._data: dist.ProcessGroup | None = None
         is_alone = self._member.world == 1
-        self._control_groups = [
-            self._member.new_group("gloo", torch.device("cpu"), self._timeout) for _ in range(0 if is_alone else 2)
-        ]
-        self._control = Control(self._member.rank, self._member.world, self._control_groups)
+        host = torch.device("cpu")
+        groups = [None if is_alone else self._member.new_group("gloo", host, self._timeout) for _ in range(2)]
+        self._control = Control(self._member.rank, self._member.world, groups)
         self._wire: Wire | None = None
         self._digest = Digest(0, 0, 0, _PROTOCOL)
         error = _attempt(self._prepare, plan, staging)
@@ -108,12 +107,7 @@ class Synchroniser:
         self._source = Binder("source", rank, source, self._device)
         self._target = Binder("target", rank, target, self._device)
         self._share = (
-            compile_share(
-                schedule.share(rank),
-                [buffer for place in source for buffer in place.buffers],
-                [buffer for place in target for buffer in place.buffers],
-                schedule.rounds,
-            )
+            compile_share(schedule.share(rank), schedule.rounds)
             if has_share
             else CompiledShare.empty(schedule.rounds)
         )
@@ -168,12 +162,13 @@ class Synchroniser:
         begin = time.monotonic()
         # Views made in inference mode may write into inference tensors too.
         with DeferredSignals() as signals, torch.inference_mode():
-            sides: list[Bound] = []
+            bound_source, bound_target = Bound(), Bound()
             report = progress or _silent
 
             def ready() -> None:
+                nonlocal bound_source, bound_target
                 report("bind", 0, 1)
-                sides.extend(self._bind(source or {}, target or {}, version))
+                bound_source, bound_target = self._bind(source or {}, target or {}, version)
                 signals.deliver()
 
             error = _attempt(ready)
@@ -186,7 +181,7 @@ class Synchroniser:
 
             deadline = Deadline.after(self._timeout)
             moving = time.monotonic()
-            outcome = self._move(*sides, before_round, deadline.later(-self._grace))
+            outcome = self._move(bound_source, bound_target, before_round, deadline.later(-self._grace))
             seconds_moving = time.monotonic() - moving
             if outcome.failure is None:
                 error = _attempt(report, "commit", 0, 1)
@@ -294,9 +289,8 @@ class Synchroniser:
 
     def _break(self, reason: str) -> None:
         self._broken = self._broken or reason
-        groups = [*self._control_groups, *([self._data] if self._data else [])]
-        self._control_groups, self._data, self._wire = [], None, None
-        self._control = Control(self._member.rank, self._member.world)
+        groups = [*self._control.leave(), self._data]
+        self._data = self._wire = None
         while groups:
             dissolve(groups.pop())
 

@@ -38,9 +38,7 @@ class Wire:
         self._group = group
         self._is_gloo = backend == "gloo"
 
-    def post(
-        self, send: tuple[torch.Tensor, int] | None, receive: tuple[torch.Tensor, int] | None
-    ) -> Flight:
+    def post(self, send: tuple[torch.Tensor, int] | None, receive: tuple[torch.Tensor, int] | None) -> Flight:
         """Posts one message each way at most, as bytes of contiguous tensors. Never raises for a lost peer."""
         flight = Flight()
         if self._is_gloo:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matrix import born, matrix_plan, source_shard, target_shard
-from random_layouts import random_case
 from ranks import run_ranks
+from torch_matrix import born, matrix_plan, source_shard, target_shard
+from torch_random_layouts import random_case
 
-from reshard.torch import BrokenError, State, Synchroniser, SyncError
+from reshard.torch import BrokenError, State, SyncError, Synchroniser
 
 
 def _sync_case(rank, case, plan, staging):
@@ -65,7 +65,9 @@ def test_strided_targets_are_unpacked_from_staging():
 
 def _sync_often(rank, plan, world):
     synchroniser = Synchroniser(plan, staging=1024, timeout=30.0)
-    slots = [slot.message(1).data_ptr() for slot in (*synchroniser._staging.send, *synchroniser._staging.receive)]
+    slots = [
+        slot.message(1).data_ptr() for slot in (*synchroniser._staging.send, *synchroniser._staging.receive)
+    ]
     peaks = set()
     shard = torch.nn.Parameter(born(rank, world))
     address, gradient = shard.data_ptr(), torch.ones_like(shard)

@@ -1,6 +1,6 @@
 """Failures of one rank: every other rank raises, naming it and the stage, in time; nothing says committed.
 
-    progress:  bind  move 0  move 1 ... move n  commit        a rank fails just there, by an exception, SIGKILL, SIGSTOP
+progress:  bind  move 0  move 1 ... move n  commit        a rank fails just there, by an exception, SIGKILL, SIGSTOP
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 
 import pytest
 import torch
-from matrix import born, matrix_plan, source_shard, target_shard
 from ranks import Died, run_ranks
+from torch_matrix import born, matrix_plan, source_shard, target_shard
 
-from reshard.torch import BindError, BrokenError, State, Synchroniser, SyncError
+from reshard.torch import BindError, BrokenError, State, SyncError, Synchroniser
 
 WORLD = 3
 STAGING = 512
@@ -25,6 +25,14 @@ STAGING = 512
 
 class Trouble(Exception):
     """What a test lets a rank raise."""
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _at(point, action):
@@ -54,7 +62,10 @@ def _attempt(synchroniser, rank, world, progress=None, version=1, target="column
     begin, caught = time.monotonic(), None
     try:
         synchroniser.sync(
-            {"shard": source_shard(rank, world, version)}, {"shard": shard}, version=version, progress=progress
+            {"shard": source_shard(rank, world, version)},
+            {"shard": shard},
+            version=version,
+            progress=progress,
         )
     except SyncError as error:
         caught = (error.rank, error.stage, error.cause, type(error.__cause__), time.monotonic() - begin)
@@ -73,12 +84,12 @@ def _fail_and_sync_again(rank, plan, world, culprit, point, error):
 
 
 @pytest.mark.parametrize("culprit", range(WORLD))
-@pytest.mark.parametrize(
-    "point, stage", [(0, "bind"), (1, "move"), (2, "move"), (4, "move"), (-1, "commit")]
-)
+@pytest.mark.parametrize("point, stage", [(0, "bind"), (1, "move"), (2, "move"), (4, "move"), (-1, "commit")])
 def test_an_exception_in_one_rank_is_everybodys_and_a_later_sync_works(culprit, point, stage):
     plan = matrix_plan(WORLD)
-    results = run_ranks(WORLD, _fail_and_sync_again, plan, WORLD, culprit, point, Trouble("no luck"), timeout=40.0)
+    results = run_ranks(
+        WORLD, _fail_and_sync_again, plan, WORLD, culprit, point, Trouble("no luck"), timeout=40.0
+    )
     for rank, (caught, shard, state) in enumerate(results):
         assert caught[:3] == (culprit, stage, "Trouble: no luck")
         assert caught[3] is (Trouble if rank == culprit else type(None))
@@ -108,11 +119,8 @@ def test_a_tensor_that_does_not_fit_one_rank_stops_all_before_a_byte_moves():
 def _interrupted(rank, plan, world, error):
     synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
     try:
-        if isinstance(error, KeyboardInterrupt):
-            # A real signal, while the round is being prepared: noted, and raised at the next safe point.
-            action = lambda: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
-        else:
-            action = _raise(error)
+        # The interrupt is a real signal, while a round is being prepared: noted, and raised at the next safe point.
+        action = _interrupt if isinstance(error, KeyboardInterrupt) else _raise(error)
         caught = _attempt(synchroniser, rank, world, _at(2, action) if rank == 1 else None)[0]
     except BaseException as raised:
         caught = type(raised)
@@ -163,7 +171,11 @@ def _unmakeable(rank, plan, staging):
 
 def test_a_synchroniser_that_one_rank_cannot_make_is_made_nowhere():
     results = run_ranks(2, _unmakeable, matrix_plan(2), [512, "plenty"])
-    assert results[0] == (1, "UsageError: expected a size like 268435456 or 256MiB, found 'plenty'", "NoneType")
+    assert results[0] == (
+        1,
+        "UsageError: expected a size like 268435456 or 256MiB, found 'plenty'",
+        "NoneType",
+    )
     assert results[1][:2] == results[0][:2] and results[1][2] == "UsageError"
     for rank, cause, name in run_ranks(2, _unmakeable, matrix_plan(2), [8, 8]):
         assert rank == 0 and "staging" in cause and name == "ScheduleError"
@@ -171,8 +183,7 @@ def test_a_synchroniser_that_one_rank_cannot_make_is_made_nowhere():
 
 def _killed(rank, plan, world, victim, point, timeout):
     synchroniser = Synchroniser(plan, staging=STAGING, timeout=timeout)
-    action = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    caught, shard, state = _attempt(synchroniser, rank, world, _at(point, action) if rank == victim else None)
+    caught, shard, state = _attempt(synchroniser, rank, world, _at(point, _kill) if rank == victim else None)
     begin = time.monotonic()
     with pytest.raises(BrokenError, match=f"rank {victim} was lost.*make a new one"):
         synchroniser.sync({}, {}, version=2)
@@ -227,7 +238,15 @@ def test_a_kill_in_a_run_of_syncs_never_leaves_ranks_of_different_minds(seed):
     choice = random.Random(seed)
     victim, delay = choice.randrange(WORLD), choice.uniform(0.02, 0.3)
     results = run_ranks(
-        WORLD, _killed_any_time, matrix_plan(WORLD), WORLD, victim, delay, 20.0, may_die=[victim], timeout=60.0
+        WORLD,
+        _killed_any_time,
+        matrix_plan(WORLD),
+        WORLD,
+        victim,
+        delay,
+        20.0,
+        may_die=[victim],
+        timeout=60.0,
     )
     survivors = [result for rank, result in enumerate(results) if rank != victim]
     for version, caught, state in survivors:
@@ -267,7 +286,11 @@ def test_a_rank_that_stops_answering_is_a_timeout(victim, point):
 def _fresh_world(rank, plan, world):
     synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
     caught, shard, state = _attempt(synchroniser, rank, world)
-    return caught is None and state is State.COMMITTED and torch.equal(shard, target_shard(rank, world, version=1))
+    return (
+        caught is None
+        and state is State.COMMITTED
+        and torch.equal(shard, target_shard(rank, world, version=1))
+    )
 
 
 def test_a_new_synchroniser_in_a_fresh_world_works_after_a_failure():

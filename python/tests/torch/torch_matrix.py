@@ -1,8 +1,8 @@
 """A matrix that is cut into rows at the source and into columns, or other rows, at the target.
 
-    source: rank r holds rows          target "columns": a block of each source to each target, strided: staged
-    0  1  2  3   rank 0                target "shifted": the rows of the next rank, contiguous: direct
-    4  5  6  7   rank 1
+source: rank r holds rows          target "columns": a block of each source to each target, strided: staged
+0  1  2  3   rank 0                target "shifted": the rows of the next rank, contiguous: direct
+4  5  6  7   rank 1
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ class Case:
     def source_bytes(self, rank: int) -> dict[str, torch.Tensor]:
         """The sources of a rank: every element coded, what lies between is 0xee."""
         return {
-            store.name: self._written(store, 0xEE, "source") for store in self.sides["source"] if store.rank == rank
+            store.name: self._written(store, 0xEE, "source")
+            for store in self.sides["source"]
+            if store.rank == rank
         }
 
     def born_bytes(self, rank: int) -> dict[str, torch.Tensor]:
@@ -94,7 +96,9 @@ class Case:
     def expected_bytes(self, rank: int) -> dict[str, torch.Tensor]:
         """The targets of a rank after a sync, with the bytes that nobody may touch."""
         return {
-            store.name: self._written(store, BORN, "target") for store in self.sides["target"] if store.rank == rank
+            store.name: self._written(store, BORN, "target")
+            for store in self.sides["target"]
+            if store.rank == rank
         }
 
     def _written(self, store: Store, born: int, side: str) -> torch.Tensor:
@@ -105,9 +109,11 @@ class Case:
                 values = self._elements(block.parameter, side)
                 shape = self.shapes[block.parameter]
                 for index in itertools.product(*(range(length) for length in block.shape)):
-                    logical = [origin + at for origin, at in zip(block.origin, index)]
+                    logical = [origin + at for origin, at in zip(block.origin, index, strict=True)]
                     flat = sum(at * math.prod(shape[axis + 1 :]) for axis, at in enumerate(logical))
-                    place = block.offset + sum(at * stride for at, stride in zip(index, block.strides))
+                    place = block.offset + sum(
+                        at * stride for at, stride in zip(index, block.strides, strict=True)
+                    )
                     start = window.start + place * size
                     data[start : start + size] = values[flat]
             for offset, length in window.fills if side == "target" else ():
@@ -126,7 +132,9 @@ class Case:
             code = numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
             code = (code >> numpy.uint64(64 - 8 * size)) + numpy.uint64(generator.integers(1, 255))
             return code.astype("<u8").view(numpy.uint8).reshape(count, 8)[:, :size]
-        real = (torch.arange(count, dtype=torch.float64) * 1.00390625 + 17 * parameter + 1 / 3).to(REAL[dtype])
+        real = (torch.arange(count, dtype=torch.float64) * 1.00390625 + 17 * parameter + 1 / 3).to(
+            REAL[dtype]
+        )
         for name in (self.dtypes[side][parameter],) if side == "target" else ():
             real = real.to(REAL[name])
         return real.contiguous().view(torch.uint8).reshape(count, -1).numpy()
@@ -137,12 +145,20 @@ def random_case(seed: int, *, cast: bool = False, parameters: int = 5) -> Case:
     choice = random.Random(seed)
     world = choice.choice([2, 3, 4])
     shapes = [
-        tuple(choice.choice([1, 2, 3, 4, 5, 7]) for _ in range(choice.randint(0, 3))) for _ in range(parameters)
+        tuple(choice.choice([1, 2, 3, 4, 5, 7]) for _ in range(choice.randint(0, 3)))
+        for _ in range(parameters)
     ]
     if choice.random() < 0.5:
         shapes.append((0, 3))
     if cast:
-        pairs = [("f32", "bf16"), ("bf16", "f32"), ("f32", "f16"), ("f64", "f32"), ("f32", "f32"), ("f64", "bf16")]
+        pairs = [
+            ("f32", "bf16"),
+            ("bf16", "f32"),
+            ("f32", "f16"),
+            ("f64", "f32"),
+            ("f32", "f32"),
+            ("f64", "bf16"),
+        ]
         chosen = [choice.choice(pairs) for _ in shapes]
         dtypes = {"source": [one for one, _ in chosen], "target": [other for _, other in chosen]}
     else:
@@ -164,12 +180,16 @@ def _side(
         teams = [ranks[:cut]] + ([ranks[cut:]] if cut < world and choice.random() < 0.6 else [])
         for team in teams:
             for box, (origin, extent) in enumerate(_grid(choice, shape, len(team))):
-                window = windows.setdefault((team[box % len(team)], dtypes[parameter]), Window(dtypes[parameter], 0))
+                window = windows.setdefault(
+                    (team[box % len(team)], dtypes[parameter]), Window(dtypes[parameter], 0)
+                )
                 _lay(choice, window, parameter, origin, extent)
     return [
         store
         for rank in range(world)
-        for store in _stores(choice, side, rank, [window for (at, _), window in windows.items() if at == rank])
+        for store in _stores(
+            choice, side, rank, [window for (at, _), window in windows.items() if at == rank]
+        )
     ]
 
 
@@ -205,7 +225,9 @@ def _lay(
         step = step * extent[axis] + (choice.choice([0, 0, 2]))
     offset = window.length + gap
     window.blocks.append(Block(parameter, origin, extent, tuple(strides), offset))
-    window.length = offset + 1 + sum((length - 1) * stride for length, stride in zip(extent, strides))
+    window.length = (
+        offset + 1 + sum((length - 1) * stride for length, stride in zip(extent, strides, strict=True))
+    )
 
 
 def _stores(choice: random.Random, side: str, rank: int, windows: list[Window]) -> list[Store]:
