@@ -189,7 +189,9 @@ class Synchroniser:
             def ready() -> None:
                 nonlocal bound_source, bound_target
                 report("bind", 0, 1)
-                bound_source, bound_target = self._bind(source or {}, target or {}, version)
+                bound_source, bound_target = self._bind(
+                    {} if source is None else source, {} if target is None else target, version
+                )
                 signals.deliver()
 
             error = _attempt(ready)
