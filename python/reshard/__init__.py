@@ -9,7 +9,8 @@ give when they are intersected. *Moving* is a loop over the plan, which `reshard
        6  7  8 |  9 10 11         plan:              6  7 | 8 | 9 10 | 11
        ...                        r0 <- rank 0 box(0:4, 0:2)   r1 <- rank 0 box(0:4, 2:3)   ...
 
-Importing this module needs neither PyTorch nor DeepSpeed; `reshard.torch`, `reshard.deepspeed` and `reshard.rollout` do.
+Importing this module needs neither PyTorch nor DeepSpeed: those are for `reshard.torch`, `reshard.deepspeed` and
+`reshard.rollout`.
 """
 
 from reshard._reshard import (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-ENGINE_NAMES = ("engine", "config", "prompts", "train_step", "tensors")
-
 
 def engine_names(rank: int) -> dict[str, Any]:
     """A tiny Qwen3 under AutoTP TP2 x DP2 and ZeRO-3, on four ranks."""
