@@ -23,9 +23,8 @@ const RANK_MAX: u32 = (1 << 20) - 1;
 /// No more findings than this are collected.
 const FINDINGS_MAX: usize = 100;
 
-pub(crate) fn check(layout: &Layout, repeated: &[String]) -> Result<(), LayoutError> {
-    let mut findings: Vec<Finding> =
-        repeated.iter().map(|name| Finding::RepeatedName { name: name.clone() }).collect();
+/// Checks a layout, of which the builder already found what `findings` says.
+pub(crate) fn check(layout: &Layout, mut findings: Vec<Finding>) -> Result<(), LayoutError> {
     places(layout, &mut findings);
     shapes(layout, &mut findings);
     stop_at(&findings)?;

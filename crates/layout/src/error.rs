@@ -231,6 +231,30 @@ pub enum Finding {
         /// What is wrong.
         fault: &'static str,
     },
+    /// A run that is not part of the shard that it is said to be a run of.
+    #[error("{parameter}: rank {rank} holds elements {first} to {end} of a shard of shape {shard:?}")]
+    RunOutOfShard {
+        /// The parameter.
+        parameter: String,
+        /// The holder.
+        rank: Rank,
+        /// First element of the run.
+        first: u64,
+        /// One past its last element.
+        end: u64,
+        /// Shape of the shard.
+        shard: Dims,
+    },
+    /// A run of a shard that keeps a box with strides that are not the shard's own.
+    #[error("{parameter}: rank {rank} holds a run of a shard of shape {shard:?} that is not row-major")]
+    ShardNotRowMajor {
+        /// The parameter.
+        parameter: String,
+        /// The holder.
+        rank: Rank,
+        /// Shape of the shard.
+        shard: Dims,
+    },
     /// Strides too irregular to prove free of overlap within the budget.
     #[error("{what}: strides are too irregular to prove that no address is used twice")]
     TooIrregular {
@@ -245,6 +269,7 @@ impl Finding {
     pub fn kind(&self) -> Kind {
         match self {
             Self::TooIrregular { .. } => Kind::OverBudget,
+            Self::ShardNotRowMajor { .. } => Kind::Unsupported,
             _ => Kind::Invalid,
         }
     }

@@ -6,18 +6,21 @@
 //!                   0  buffer 1  base 36  geometry 1 = rows 9..18        storage 1 rank 1 | buffer 1
 //! ```
 
+use std::ops::Range;
+
 use indexmap::{IndexMap, IndexSet};
 use serde::{Deserialize, Serialize};
 
 use crate::check;
-use crate::error::LayoutError;
+use crate::error::{Finding, LayoutError};
 use crate::geometry::{Block, Geometry, GeometryId};
 use crate::places::{Buffer, BufferId, ParameterId, Places, Storage, StorageId};
 use crate::region::{Dims, Region};
+use crate::shard::{RunFault, Shard, ShardId, Shards};
 use crate::units::{Bytes, DType, Elements, Rank};
 
 /// A logical tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Parameter {
     /// Its name, unique in the layout.
     pub name: String,
@@ -28,7 +31,7 @@ pub struct Parameter {
 }
 
 /// One holding: a geometry at a base address of a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Instance {
     /// What is held.
     pub parameter: ParameterId,
@@ -85,14 +88,27 @@ pub struct Fill {
 /// 4. no byte of a storage belongs to two pieces or fills;
 /// 5. no rank holds an element of a parameter twice;
 /// 6. the ranks together hold every element of every parameter.
-#[derive(Clone, Debug)]
+///
+/// It is serialised in full, and checked again when it is read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "crate::parts::Parts", into = "crate::parts::Parts")]
 pub struct Layout {
-    parameters: IndexMap<String, Parameter>,
-    aliases: IndexMap<String, ParameterId>,
-    places: Places,
-    geometries: IndexSet<Geometry>,
-    instances: Vec<Vec<Instance>>,
-    fills: Vec<Fill>,
+    pub(crate) parameters: IndexMap<String, Parameter>,
+    pub(crate) aliases: IndexMap<String, ParameterId>,
+    pub(crate) places: Places,
+    pub(crate) geometries: IndexSet<Geometry>,
+    pub(crate) instances: Vec<Vec<Instance>>,
+    pub(crate) fills: Vec<Fill>,
+}
+
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        self.parameters == other.parameters
+            && self.aliases == other.aliases
+            && self.places == other.places
+            && self.fills == other.fills
+            && self.pieces().eq(other.pieces())
+    }
 }
 
 impl Layout {
@@ -219,6 +235,10 @@ fn piece<'a>(instance: &Instance, block: &'a Block) -> Piece<'a> {
     }
 }
 
+fn geometry_id(index: usize) -> GeometryId {
+    GeometryId(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
 fn parameter_id(index: usize) -> ParameterId {
     ParameterId(u32::try_from(index).unwrap_or(u32::MAX))
 }
@@ -228,9 +248,10 @@ fn parameter_id(index: usize) -> ParameterId {
 pub struct LayoutBuilder {
     parameters: IndexMap<String, Parameter>,
     aliases: IndexMap<String, ParameterId>,
-    repeated: Vec<String>,
+    findings: Vec<Finding>,
     places: Places,
     geometries: IndexSet<Geometry>,
+    shards: Shards,
     instances: Vec<Vec<Instance>>,
     fills: Vec<Fill>,
 }
@@ -264,7 +285,7 @@ impl LayoutBuilder {
 
     fn note_repetition(&mut self, name: &str) {
         if self.parameters.contains_key(name) || self.aliases.contains_key(name) {
-            self.repeated.push(name.to_owned());
+            self.findings.push(Finding::RepeatedName { name: name.to_owned() });
         }
     }
 
@@ -282,8 +303,7 @@ impl LayoutBuilder {
 
     /// Interns a geometry.
     pub fn geometry(&mut self, geometry: Geometry) -> GeometryId {
-        let (index, _) = self.geometries.insert_full(geometry);
-        GeometryId(u32::try_from(index).unwrap_or(u32::MAX))
+        geometry_id(self.geometries.insert_full(geometry).0)
     }
 
     /// Says that `buffer` holds `parameter` as `geometry` describes, counted from element `base`.
@@ -293,6 +313,54 @@ impl LayoutBuilder {
     pub fn place(&mut self, parameter: ParameterId, buffer: BufferId, base: Elements, geometry: GeometryId) {
         let rank = self.places.rank_of(buffer);
         self.instances[parameter.index()].push(Instance { parameter, rank, buffer, base, geometry });
+    }
+
+    /// Interns a shard, for [`place_run`](Self::place_run).
+    pub fn shard(&mut self, shard: Shard) -> ShardId {
+        self.shards.intern(shard)
+    }
+
+    /// Says that `buffer` holds, from element `base` on, the elements `run` of a flattened row-major shard of
+    /// `parameter`. An empty run says nothing; one that leaves the shard is reported by `build`.
+    ///
+    /// # Panics
+    /// If an id is not one of this builder's.
+    pub fn place_run(
+        &mut self,
+        parameter: ParameterId,
+        buffer: BufferId,
+        base: Elements,
+        shard: ShardId,
+        run: Range<u64>,
+    ) {
+        if run.start == run.end {
+            return;
+        }
+        let geometries = &mut self.geometries;
+        let intern = |geometry| geometry_id(geometries.insert_full(geometry).0);
+        match self.shards.run(shard, run.clone(), intern) {
+            Ok(geometry) => self.place(parameter, buffer, base, geometry),
+            Err(fault) => self.note_run(parameter, buffer, shard, run, fault),
+        }
+    }
+
+    fn note_run(
+        &mut self,
+        parameter: ParameterId,
+        buffer: BufferId,
+        shard: ShardId,
+        run: Range<u64>,
+        fault: RunFault,
+    ) {
+        let parameter = self.parameters[parameter.index()].name.clone();
+        let rank = self.places.rank_of(buffer);
+        let shard = Dims::from_slice(self.shards.get(shard).shape());
+        self.findings.push(match fault {
+            RunFault::Leaves => {
+                Finding::RunOutOfShard { parameter, rank, first: run.start, end: run.end, shard }
+            }
+            RunFault::NotABox => Finding::ShardNotRowMajor { parameter, rank, shard },
+        });
     }
 
     /// Adds target padding.
@@ -305,12 +373,12 @@ impl LayoutBuilder {
     /// # Errors
     /// [`LayoutError`] with everything that was found.
     pub fn build(self) -> Result<Layout, LayoutError> {
-        let Self { parameters, aliases, repeated, places, geometries, mut instances, fills } = self;
+        let Self { parameters, aliases, findings, places, geometries, mut instances, fills, .. } = self;
         for holdings in &mut instances {
             holdings.sort_unstable_by_key(|at| (at.rank, at.buffer, at.base));
         }
         let layout = Layout { parameters, aliases, places, geometries, instances, fills };
-        check::check(&layout, &repeated)?;
+        check::check(&layout, findings)?;
         Ok(layout)
     }
 }

@@ -39,9 +39,11 @@ mod geometry;
 mod join;
 mod layout;
 mod nest;
+mod parts;
 mod places;
 mod region;
 mod runs;
+mod shard;
 mod span;
 #[cfg(feature = "strategies")]
 pub mod strategies;
@@ -55,4 +57,5 @@ pub use nest::{nest, stored_run};
 pub use places::{Buffer, BufferId, ParameterId, Places, Storage, StorageId};
 pub use region::{Dims, Region, address, coordinate, row_major, volume};
 pub use runs::boxes_of_run;
+pub use shard::{RunFault, Shard, ShardId};
 pub use units::{Bytes, DType, Elements, Rank};

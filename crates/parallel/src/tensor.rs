@@ -11,6 +11,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
+use reshard_layout::{Region, Shard};
+
 use crate::error::ParallelError;
 use crate::model::{ModelConfig, ModelParameter, Projection, Role};
 
@@ -89,6 +91,15 @@ impl Cut {
             shard[*axis] = widths[tp_rank as usize];
         }
         shard
+    }
+
+    /// The shard of a rank, as a box of a parameter of shape `shape`.
+    ///
+    /// # Panics
+    /// If the cut has no such rank.
+    #[must_use]
+    pub fn shard(&self, shape: &[u64], tp_rank: u32) -> Shard {
+        Shard::of_box(shape, Region::new(self.origin(shape.len(), tp_rank), self.shard_shape(shape, tp_rank)))
     }
 }
 

@@ -15,7 +15,11 @@
 mod holders;
 mod keys;
 mod read;
+mod shards;
 mod write;
+
+pub use read::layout_of;
+pub use write::maps_of;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -172,6 +176,14 @@ pub enum AffineFault {
         /// The shape.
         shape: Vec<u64>,
     },
+    /// A map in a shape that is no view of the parameter's.
+    #[error("a map of shape {view:?} is no view of a parameter of shape {shape:?}")]
+    NotAView {
+        /// The map's logical shape.
+        view: Vec<u64>,
+        /// The parameter's.
+        shape: Dims,
+    },
     /// More rows in turn than are worth a piece each.
     #[error("rank {rank}: a piece stands for {found} boxes, more than {limit}")]
     TooManyBoxes {
@@ -189,7 +201,7 @@ impl AffineFault {
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotABox { .. } => Kind::Unsupported,
+            Self::NotABox { .. } | Self::NotAView { .. } => Kind::Unsupported,
             Self::TooManyBoxes { .. } => Kind::OverBudget,
             _ => Kind::Invalid,
         }

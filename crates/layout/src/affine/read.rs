@@ -1,7 +1,5 @@
 //! Affine maps -> layout. Each shard becomes a storage of its own, named after its parameter.
 
-use indexmap::IndexMap;
-
 use super::{AffineFault, AffineFile, AffineMap, AffinePiece, AffineShard, VERSION, holders};
 use crate::error::LayoutError;
 use crate::geometry::{Block, Geometry};
@@ -33,7 +31,7 @@ impl AffineFile {
     /// # Errors
     /// [`LayoutError`], naming the parameter.
     pub fn to_layout(&self) -> Result<Layout, LayoutError> {
-        layout_of_maps(&self.parameters, self.dtype)
+        layout_of(self.parameters.iter().map(|(name, map)| (name.as_str(), map, self.dtype)))
     }
 }
 
@@ -43,40 +41,66 @@ impl AffineMap {
     /// # Errors
     /// [`LayoutError`], naming the parameter.
     pub fn to_layout(&self, name: &str, dtype: DType) -> Result<Layout, LayoutError> {
-        layout_of_maps(&IndexMap::from([(name.to_owned(), self.clone())]), dtype)
+        layout_of([(name, self, dtype)])
     }
 }
 
-fn layout_of_maps(maps: &IndexMap<String, AffineMap>, dtype: DType) -> Result<Layout, LayoutError> {
+/// The layout of parameters that are given by name, map and dtype.
+///
+/// # Errors
+/// [`LayoutError`], naming the parameter.
+pub fn layout_of<'a>(
+    maps: impl IntoIterator<Item = (&'a str, &'a AffineMap, DType)>,
+) -> Result<Layout, LayoutError> {
     let mut builder = LayoutBuilder::new();
-    for (name, map) in maps {
-        let fault = |fault| LayoutError::AffineMap { parameter: name.clone(), fault: Box::new(fault) };
+    for (name, map, dtype) in maps {
+        let fault = |fault| LayoutError::AffineMap { parameter: name.to_owned(), fault: Box::new(fault) };
         if volume(&map.logical_shape).and_then(|count| count.checked_mul(dtype.size())).is_none() {
             return Err(fault(AffineFault::TooLarge { shape: map.logical_shape.clone() }));
         }
         let parameter = builder.parameter(name, Dims::from_slice(&map.logical_shape), dtype);
-        let mut shards: Vec<(u32, &AffineShard)> = Vec::new();
-        for (key, shard) in &map.ranks {
-            let rank = key.parse().map_err(|_| fault(AffineFault::RankKey { key: key.clone() }))?;
-            shards.push((rank, shard));
-        }
-        shards.sort_by_key(|&(rank, _)| rank);
-        let mut held = Vec::new();
-        for &(rank, shard) in &shards {
-            let blocks = blocks_of_shard(rank, shard, &map.logical_shape).map_err(fault)?;
+        for Held { rank, shard, blocks } in held(map).map_err(fault)? {
             let elements = volume(&shard.shard_shape).unwrap_or(u64::MAX);
             let storage = builder.storage(Rank(rank), name, Bytes(elements.saturating_mul(dtype.size())));
             let buffer = builder.buffer(storage, Bytes(0), dtype, Elements(elements));
-            let all = blocks.iter().flat_map(|(_, blocks)| blocks).cloned();
-            let geometry = builder.geometry(Geometry::new(Dims::from_slice(&map.logical_shape), all));
+            let geometry = builder.geometry(Geometry::new(Dims::from_slice(&map.logical_shape), blocks));
             builder.place(parameter, buffer, Elements(0), geometry);
-            held.extend(blocks.into_iter().flat_map(|(piece, blocks)| {
-                blocks.into_iter().map(move |block| (rank, piece, block.region))
-            }));
         }
-        holders::check(&map.logical_shape, &held).map_err(fault)?;
     }
     builder.build()
+}
+
+/// What one rank of a map holds.
+pub(super) struct Held<'a> {
+    pub(super) rank: u32,
+    pub(super) shard: &'a AffineShard,
+    pub(super) blocks: Vec<Block>,
+}
+
+/// What each rank of a map holds, ascending by rank, after a check of the declared holders.
+pub(super) fn held(map: &AffineMap) -> Result<Vec<Held<'_>>, AffineFault> {
+    let mut shards: Vec<(u32, &AffineShard)> = Vec::new();
+    for (key, shard) in &map.ranks {
+        let rank = key.parse().map_err(|_| AffineFault::RankKey { key: key.clone() })?;
+        shards.push((rank, shard));
+    }
+    shards.sort_by_key(|&(rank, _)| rank);
+    let (mut all, mut declared) = (Vec::new(), Vec::new());
+    for (rank, shard) in shards {
+        let blocks = blocks_of_shard(rank, shard, &map.logical_shape)?;
+        all.push(Held {
+            rank,
+            shard,
+            blocks: blocks.iter().flat_map(|(_, blocks)| blocks).cloned().collect(),
+        });
+        declared.extend(
+            blocks
+                .into_iter()
+                .flat_map(|(piece, blocks)| blocks.into_iter().map(move |block| (rank, piece, block.region))),
+        );
+    }
+    holders::check(&map.logical_shape, &declared)?;
+    Ok(all)
 }
 
 type PieceBlocks<'a> = Vec<(&'a AffinePiece, Vec<Block>)>;

@@ -9,10 +9,10 @@ use indexmap::IndexMap;
 
 use super::{AffineFile, AffineMap, AffinePiece, AffineShard, VERSION};
 use crate::join::{overlapping, refine};
-use crate::layout::{Layout, Piece};
+use crate::layout::{Layout, Parameter, Piece};
 use crate::places::ParameterId;
 use crate::region::{Region, address, row_major};
-use crate::units::{DType, Elements};
+use crate::units::Elements;
 
 impl AffineFile {
     /// Writes every parameter's affine map. Shards are dense: what lies between a rank's pieces (other
@@ -22,17 +22,19 @@ impl AffineFile {
     /// parameter with gaps between them: such a shard cannot be said in this form.
     #[must_use]
     pub fn from_layout(layout: &Layout) -> Option<Self> {
-        let mut parameters = IndexMap::new();
-        let mut dtype: Option<DType> = None;
-        for (id, parameter) in layout.parameters() {
-            if dtype.is_some_and(|dtype| dtype != parameter.dtype) {
-                return None;
-            }
-            dtype = Some(parameter.dtype);
-            parameters.insert(parameter.name.clone(), map_of(layout, id)?);
-        }
-        Some(Self { version: VERSION, dtype: dtype?, parameters })
+        let mut dtypes = layout.parameters().map(|(_, parameter)| parameter.dtype);
+        let dtype = dtypes.next()?;
+        dtypes.all(|other| other == dtype).then_some(())?;
+        Some(Self { version: VERSION, dtype, parameters: maps_of(layout)? })
     }
+}
+
+/// Every parameter's affine map, as [`AffineFile::from_layout`] writes it, whatever its dtype.
+#[must_use]
+pub fn maps_of(layout: &Layout) -> Option<IndexMap<String, AffineMap>> {
+    let map =
+        |(id, parameter): (ParameterId, &Parameter)| Some((parameter.name.clone(), map_of(layout, id)?));
+    layout.parameters().map(map).collect()
 }
 
 fn map_of(layout: &Layout, id: ParameterId) -> Option<AffineMap> {

@@ -7,17 +7,10 @@
 //!    # # # . . .                                     g h i
 //! ```
 
-use std::collections::HashMap;
-
-use indexmap::IndexSet;
-use reshard_layout::{
-    Block, Bytes, DType, Elements, Geometry, GeometryId, Layout, LayoutBuilder, LayoutError, ParameterId,
-    Region, nest, stored_run,
-};
+use reshard_layout::{Bytes, DType, Layout, LayoutBuilder, LayoutError, ParameterId};
 
 use super::{DeepSpeed, State};
-use crate::storage::{RankStorage, Run};
-use crate::tensor::Cut;
+use crate::storage::RankStorage;
 use crate::topology::Slot;
 
 impl DeepSpeed {
@@ -50,32 +43,25 @@ impl DeepSpeed {
     }
 }
 
-/// Collects ranks. Equal runs of parameters that have the same shape and cut share one geometry.
+/// Collects ranks.
 struct Collector<'a> {
     builder: LayoutBuilder,
+    engine: &'a DeepSpeed,
     ids: Vec<ParameterId>,
-    /// Which shape and cut each parameter has.
-    classes: Vec<usize>,
-    shapes: IndexSet<(&'a [u64], &'a Cut)>,
-    known: HashMap<Key, GeometryId>,
 }
-
-/// Class, tensor-parallel rank, first element and length of a run.
-type Key = (usize, u32, Elements, Elements);
 
 impl<'a> Collector<'a> {
     fn new(engine: &'a DeepSpeed, dtype: DType) -> Self {
         let mut builder = LayoutBuilder::new();
-        let (mut ids, mut classes, mut shapes) = (Vec::new(), Vec::new(), IndexSet::new());
-        for (parameter, cut) in engine.parameters().iter().zip(engine.cuts()) {
+        let mut ids = Vec::new();
+        for parameter in engine.parameters() {
             let id = builder.parameter(&parameter.name, parameter.shape.iter().copied(), dtype);
             for alias in &parameter.aliases {
                 builder.alias(alias, id);
             }
             ids.push(id);
-            classes.push(shapes.insert_full((parameter.shape.as_slice(), cut)).0);
         }
-        Self { builder, ids, classes, shapes, known: HashMap::new() }
+        Self { builder, engine, ids }
     }
 
     fn add(&mut self, stored: &RankStorage) {
@@ -85,23 +71,10 @@ impl<'a> Collector<'a> {
             buffers.push(self.builder.buffer(storage, Bytes(0), spec.dtype, spec.length));
         }
         for run in &stored.runs {
-            let geometry = self.geometry(run, stored.tp_rank);
-            self.builder.place(self.ids[run.parameter], buffers[run.storage], run.offset, geometry);
+            let shape = &self.engine.parameters()[run.parameter].shape;
+            let shard = self.builder.shard(self.engine.cuts()[run.parameter].shard(shape, stored.tp_rank));
+            let range = run.first.0..run.first.0 + run.length.0;
+            self.builder.place_run(self.ids[run.parameter], buffers[run.storage], run.offset, shard, range);
         }
-    }
-
-    fn geometry(&mut self, run: &Run, tp_rank: u32) -> GeometryId {
-        let class = self.classes[run.parameter];
-        let (shape, cut) = self.shapes[class];
-        let key = (class, tp_rank, run.first, run.length);
-        *self.known.entry(key).or_insert_with(|| {
-            let shard = cut.shard_shape(shape, tp_rank);
-            let inner = stored_run(&shard, run.first.0..run.first.0 + run.length.0);
-            let region = Region::new(cut.origin(shape.len(), tp_rank), shard);
-            let outer = Geometry::new(shape.iter().copied(), [Block::dense(region, Elements(0))]);
-            // One dense block that is the whole shard is a box of the shard, which is all that `nest` asks.
-            let nested = nest(&outer, &inner).expect("a dense shard nests with any run of it");
-            self.builder.geometry(nested)
-        })
     }
 }

@@ -1,0 +1,348 @@
+//! Plans, and the choice of sources by a Python function.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
+use reshard_layout::{Places, Rank};
+use reshard_plan::{Copy as InnerCopy, Plan as Inner, Policy, plan_with};
+
+use crate::layout::{Buffer, Layout, Storage, buffers_of, storages_of};
+use crate::shape::Shape;
+use crate::{errors, portable};
+
+/// One question to a policy of the caller's: which of ``candidates``, the ranks that hold all of the box, shall send
+/// it to ``target_rank``?
+#[pyclass(frozen, get_all, module = "reshard")]
+pub(crate) struct Request {
+    parameter: String,
+    target_rank: u32,
+    origin: Shape,
+    shape: Shape,
+    bytes: u64,
+    candidates: Py<PyTuple>,
+}
+
+#[pymethods]
+impl Request {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!(
+            "Request({:?}, target_rank={}, origin={}, shape={}, bytes={}, candidates={})",
+            self.parameter,
+            self.target_rank,
+            self.origin.text(),
+            self.shape.text(),
+            self.bytes,
+            self.candidates.bind(py).repr()?
+        ))
+    }
+}
+
+/// One end of a copy: where a box lies in a storage of a rank. ``offset`` and ``strides`` count elements of ``dtype``
+/// in buffer number ``buffer``.
+#[pyclass(frozen, get_all, eq, hash, module = "reshard")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct End {
+    rank: u32,
+    storage: String,
+    buffer: u32,
+    dtype: String,
+    offset: u64,
+    strides: Shape,
+}
+
+#[pymethods]
+impl End {
+    fn __repr__(&self) -> String {
+        format!(
+            "End(rank={}, storage={:?}, buffer={}, dtype={:?}, offset={}, strides={})",
+            self.rank,
+            self.storage,
+            self.buffer,
+            self.dtype,
+            self.offset,
+            self.strides.text()
+        )
+    }
+}
+
+/// One strided box copy: ``shape`` elements of ``parameter`` at ``origin``, from ``source`` to ``target``.
+#[pyclass(frozen, get_all, eq, hash, module = "reshard")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Copy {
+    parameter: String,
+    origin: Shape,
+    shape: Shape,
+    source: End,
+    target: End,
+}
+
+#[pymethods]
+impl Copy {
+    fn __repr__(&self) -> String {
+        format!(
+            "Copy({:?}, origin={}, shape={}, source={}, target={})",
+            self.parameter,
+            self.origin.text(),
+            self.shape.text(),
+            self.source.__repr__(),
+            self.target.__repr__()
+        )
+    }
+}
+
+/// What a plan adds up to. Bytes are those that travel: local ones stay on their rank.
+#[pyclass(frozen, get_all, eq, module = "reshard")]
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Statistics {
+    source_pieces: u64,
+    target_pieces: u64,
+    copies: u64,
+    bytes_local: u64,
+    bytes_sent: u64,
+    sent_by_rank: Vec<u64>,
+    received_by_rank: Vec<u64>,
+}
+
+#[pymethods]
+impl Statistics {
+    fn __repr__(&self) -> String {
+        format!(
+            "Statistics(copies={}, bytes_local={}, bytes_sent={}, sent_by_rank={:?}, received_by_rank={:?})",
+            self.copies, self.bytes_local, self.bytes_sent, self.sent_by_rank, self.received_by_rank
+        )
+    }
+}
+
+/// The copies that turn what a source layout holds into what a target layout holds; immutable, without any address.
+///
+/// The same layouts and policy give the same plan on every rank: make it once, use it for every sync.
+#[pyclass(frozen, eq, module = "reshard")]
+#[derive(Clone, PartialEq)]
+pub(crate) struct Plan(pub(crate) Arc<Inner>);
+
+/// Plans how every element of ``target`` is filled from ``source``; both layouts number the same processes.
+///
+/// ``policy`` says who sends a box that several ranks hold: ``"lowest"`` (the lowest rank), ``"local"`` (the target rank
+/// itself if it holds the box, else the lowest), ``"balanced"`` (itself, else who sends least so far), or a function
+/// that answers a ``Request`` with one of its candidates, and must answer alike on every rank.
+///
+/// Raises ``PlanError`` naming the parameter and both sides if one is missing or its shape, dtype or scale disagrees.
+#[pyfunction]
+#[pyo3(signature = (source, target, policy=None))]
+pub(crate) fn plan(
+    py: Python<'_>,
+    source: &Layout,
+    target: &Layout,
+    policy: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Plan> {
+    let named = match policy {
+        None => Some(Policy::Balanced),
+        Some(policy) => match policy.cast::<PyString>() {
+            Ok(name) => Some(policy_of(py, name.to_str()?)?),
+            Err(_) => None,
+        },
+    };
+    let (source, target) = (&*source.0, &*target.0);
+    let made = match (named, policy) {
+        (Some(policy), _) => py.detach(|| reshard_plan::plan(source, target, policy)),
+        (None, Some(function)) => {
+            let mut failure = None;
+            let made = plan_with(source, target, |request| match ask(function, request) {
+                Ok(rank) => rank,
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    request.candidates[0]
+                }
+            });
+            if let Some(error) = failure {
+                return Err(error);
+            }
+            made
+        }
+        (None, None) => return Err(errors::usage(py, "no policy")),
+    };
+    made.map(|plan| Plan(Arc::new(plan))).map_err(|error| errors::plan(py, &error))
+}
+
+fn policy_of(py: Python<'_>, name: &str) -> PyResult<Policy> {
+    Policy::parse(name).ok_or_else(|| {
+        errors::usage(py, format!("there is no policy {name:?}: lowest, local, balanced, or a function"))
+    })
+}
+
+/// Asks a Python function. An answer that is not exactly an integer is refused: `True` is not rank 1.
+fn ask(function: &Bound<'_, PyAny>, request: &reshard_plan::Request<'_>) -> PyResult<Rank> {
+    let py = function.py();
+    let question = Request {
+        parameter: request.parameter.to_owned(),
+        target_rank: request.target_rank.0,
+        origin: Shape::of(request.region.origin()),
+        shape: Shape::of(request.region.extent()),
+        bytes: request.bytes.0,
+        candidates: PyTuple::new(py, request.candidates.iter().map(|rank| rank.0))?.unbind(),
+    };
+    let answer = function.call1((question,))?;
+    let number = answer.cast_exact::<PyInt>().ok().and_then(|number| number.extract::<u32>().ok());
+    number.map(Rank).ok_or_else(|| {
+        errors::usage(py, format!("{}: the policy answered {answer:?}, which is no rank", request.parameter))
+    })
+}
+
+impl Plan {
+    fn end(places: &Places, end: &reshard_plan::End) -> End {
+        let buffer = places.buffer(end.buffer);
+        let storage = places.storage(buffer.storage);
+        End {
+            rank: storage.rank.0,
+            storage: storage.name.clone(),
+            buffer: end.buffer.0,
+            dtype: buffer.dtype.name().to_owned(),
+            offset: end.offset.0,
+            strides: Shape(end.strides.clone()),
+        }
+    }
+
+    fn copy(&self, copy: &InnerCopy) -> Copy {
+        Copy {
+            parameter: self.0.parameter_names[copy.parameter.index()].clone(),
+            origin: Shape(copy.origin.clone()),
+            shape: Shape(copy.shape.clone()),
+            source: Self::end(&self.0.source, &copy.source),
+            target: Self::end(&self.0.target, &copy.target),
+        }
+    }
+}
+
+#[pymethods]
+impl Plan {
+    /// Version of the plan's form.
+    #[getter]
+    fn version(&self) -> u32 {
+        self.0.version
+    }
+
+    /// Hash of both layouts, the policy and the copies: equal on every rank that planned from the same inputs.
+    #[getter]
+    fn fingerprint(&self) -> u64 {
+        self.0.fingerprint
+    }
+
+    /// How sources were chosen.
+    #[getter]
+    fn policy(&self) -> &'static str {
+        self.0.policy.name()
+    }
+
+    /// One past the highest rank that owns a storage on either side.
+    #[getter]
+    fn world(&self) -> usize {
+        self.0.statistics.sent_by_rank.len()
+    }
+
+    /// Names of the target's parameters.
+    #[getter]
+    fn parameters(&self) -> Vec<String> {
+        self.0.parameter_names.clone()
+    }
+
+    /// What it adds up to.
+    #[getter]
+    fn statistics(&self) -> Statistics {
+        let of = &self.0.statistics;
+        Statistics {
+            source_pieces: of.source_pieces,
+            target_pieces: of.target_pieces,
+            copies: of.copies,
+            bytes_local: of.bytes_local.0,
+            bytes_sent: of.bytes_sent.0,
+            sent_by_rank: of.sent_by_rank.iter().map(|bytes| bytes.0).collect(),
+            received_by_rank: of.received_by_rank.iter().map(|bytes| bytes.0).collect(),
+        }
+    }
+
+    /// Every copy, by target buffer and offset. A list is made at each call.
+    #[getter]
+    fn copies(&self) -> Vec<Copy> {
+        self.0.copies.iter().map(|copy| self.copy(copy)).collect()
+    }
+
+    /// The storages of one rank that are read.
+    fn source_storages(&self, rank: u32) -> Vec<Storage> {
+        storages_of(&self.0.source, Some(rank))
+    }
+
+    /// The storages of one rank that are written.
+    fn target_storages(&self, rank: u32) -> Vec<Storage> {
+        storages_of(&self.0.target, Some(rank))
+    }
+
+    /// Every buffer of the source, by number.
+    #[getter]
+    fn source_buffers(&self) -> Vec<Buffer> {
+        buffers_of(&self.0.source)
+    }
+
+    /// Every buffer of the target, by number.
+    #[getter]
+    fn target_buffers(&self) -> Vec<Buffer> {
+        buffers_of(&self.0.target)
+    }
+
+    /// The plan in the form of DeepSpeed's ``TransferPlan``: parameter -> its segments as dictionaries
+    /// ``{"source": [rank, offset, strides], "target": ..., "shape": ...}``, which ``TransferSegment.from_dict`` reads.
+    /// Offsets count elements of the rank's shard as the two affine maps have it, or of the buffer in other layouts.
+    fn to_transfer_plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let mut segments: BTreeMap<u32, Bound<'py, PyList>> = BTreeMap::new();
+        for copy in &self.0.copies {
+            let end = |places: &Places, end: &reshard_plan::End| {
+                (places.rank_of(end.buffer).0, end.offset.0, end.strides.to_vec())
+            };
+            let segment = PyDict::new(py);
+            segment.set_item("shape", copy.shape.to_vec())?;
+            segment.set_item("source", end(&self.0.source, &copy.source))?;
+            segment.set_item("target", end(&self.0.target, &copy.target))?;
+            segments.entry(copy.parameter.0).or_insert_with(|| PyList::empty(py)).append(segment)?;
+        }
+        let plans = PyDict::new(py);
+        for (parameter, name) in (0u32..).zip(&self.0.parameter_names) {
+            let own = segments.remove(&parameter).unwrap_or_else(|| PyList::empty(py));
+            plans.set_item(name, own)?;
+        }
+        Ok(plans)
+    }
+
+    /// Writes the whole plan as JSON, for other programs to read.
+    fn to_json(&self, py: Python<'_>) -> PyResult<String> {
+        let plan = &self.0;
+        py.detach(|| serde_json::to_string(&**plan)).map_err(|error| errors::usage(py, error))
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.0.fingerprint
+    }
+
+    fn __repr__(&self) -> String {
+        let of = &self.0.statistics;
+        format!(
+            "<Plan: {} copies, {} bytes local, {} bytes sent, policy {}, fingerprint {:016x}>",
+            of.copies,
+            of.bytes_local.0,
+            of.bytes_sent.0,
+            self.0.policy.name(),
+            self.0.fingerprint
+        )
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let py = slf.py();
+        let bytes = portable::to_bytes(py, &*slf.get().0)?;
+        Ok((py.get_type::<Self>().getattr("_from_bytes")?, PyTuple::new(py, [bytes])?))
+    }
+
+    #[staticmethod]
+    fn _from_bytes(py: Python<'_>, bytes: &Bound<'_, PyBytes>) -> PyResult<Self> {
+        portable::from_bytes(py, "plan", bytes.as_bytes()).map(|plan| Self(Arc::new(plan)))
+    }
+}
