@@ -37,6 +37,8 @@ logger.setLevel("ERROR")
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 WIDTH, INNER = 7, 18
+# Layers that hold several matrices side by side, and how wide each of those is.
+FUSED = {"qkv": (12, 6, 6), "merge": (16, 8)}
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,8 @@ def _partition_config(case: Case) -> dict[str, Any]:
     ]
     if case.fused:
         layers += [
-            {"patterns": [r".*qkv\.weight$"], "partition_type": "column", "shape": [[12, 6, 6], -1], "partition_dim": 0},
-            {"patterns": [r".*merge\.weight$"], "partition_type": "row", "shape": [-1, [16, 8]], "partition_dim": 1},
+            {"patterns": [r".*qkv\.weight$"], "partition_type": "column", "shape": [FUSED["qkv"], -1], "partition_dim": 0},
+            {"patterns": [r".*merge\.weight$"], "partition_type": "row", "shape": [-1, FUSED["merge"]], "partition_dim": 1},
         ]
     return {"use_default_specs": False, "layer_specs": layers}
 
@@ -298,7 +300,7 @@ def full_state(engine: Any, case: Case, state: str) -> dict[str, torch.Tensor]:
         # Tensor-parallel ranks may differ in what they hold: a shard of width zero is in no flat buffer.
         if parameter.requires_grad and shapes[name] and 0 not in shapes[name]:
             shard = _zero_gathered(parameter, state)
-            result[name] = _joined(shard, shapes[name], case.tp)
+            result[name] = _joined(shard, shapes[name], case.tp, FUSED.get(name.split(".")[0]))
     return result
 
 
@@ -313,10 +315,15 @@ def _zero_gathered(parameter: Any, state: str) -> torch.Tensor:
     return torch.as_tensor(value).detach().clone().view(shape).float()
 
 
-def _joined(shard: torch.Tensor, shape: tuple[int, ...], tp: int) -> torch.Tensor:
+def _joined(shard: torch.Tensor, shape: tuple[int, ...], tp: int, parts: tuple[int, ...] | None) -> torch.Tensor:
+    """The full tensor; `parts` are the widths of what was fused along the cut axis, each cut evenly on its own."""
     if tp == 1:
         return shard
     shards: list[Any] = [None] * tp
     torch.distributed.all_gather_object(shards, shard, group=groups.get_tensor_model_parallel_group())
     cut = [axis for axis, extent in enumerate(shape) if any(one.shape[axis] != extent for one in shards)]
-    return torch.cat(shards, dim=cut[0]) if cut else shard
+    if not cut:
+        return shard
+    widths = [width // tp for width in parts] if parts else None
+    pieces = [one.split(widths, dim=cut[0]) if widths else (one,) for one in shards]
+    return torch.cat([torch.cat(part, dim=cut[0]) for part in zip(*pieces, strict=True)], dim=cut[0])
