@@ -139,7 +139,7 @@ impl Layout {
     /// ``maps``: name -> DeepSpeed ``ParamAffineMap``, or its dictionary form. ``dtype``: one for all, or name -> dtype.
     /// Raises ``AffineMapError`` naming parameter and rank if a map contradicts itself.
     #[staticmethod]
-    #[pyo3(signature = (maps, dtype))]
+    #[pyo3(signature = (maps: "Mapping[str, Any]", dtype: "str | Mapping[str, str]") -> "Layout")]
     fn from_affine_maps(maps: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResult<Self> {
         affine::layout_of(maps, dtype).map(Self::wrap)
     }
@@ -148,6 +148,7 @@ impl Layout {
     ///
     /// Addresses count from the first element of a rank's shard. Raises ``LayoutError`` if a rank keeps pieces of one
     /// parameter with gaps between them: such a shard cannot be said in this form.
+    #[pyo3(signature = () -> "dict[str, dict[str, Any]]")]
     fn to_affine_maps<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         affine::maps_of(py, &self.0)
     }
@@ -175,7 +176,7 @@ impl Layout {
     /// Raises ``UsageError`` for a topology or option that cannot be read, ``LayoutError`` for a model that cannot be
     /// laid out.
     #[staticmethod]
-    #[pyo3(signature = (config, topology, *, state=None, **options))]
+    #[pyo3(signature = (config: "str | Mapping[str, Any]", topology, *, state=None, **options: "bool | int") -> "Layout")]
     fn autotp(
         py: Python<'_>,
         config: &Bound<'_, PyAny>,
@@ -275,6 +276,7 @@ impl Layout {
         )
     }
 
+    #[pyo3(signature = () -> "tuple[Any, ...]")]
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let bytes = portable::to_bytes(py, &*slf.get().0)?;

@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyAny, PyBytes, PyDict, PyInt, PyList, PyTuple};
 use reshard_layout::{Places, Rank};
-use reshard_plan::{Copy as InnerCopy, Plan as Inner, Policy, plan_with};
+use reshard_plan::{Copy as InnerCopy, Options, Plan as Inner, PlanError, Policy};
 
 use crate::layout::{Buffer, Layout, Storage, buffers_of, storages_of};
+use crate::schedule::Schedule;
 use crate::shape::Shape;
 use crate::{errors, portable};
+
+/// Bytes of staging that are enough for good speed on most machines: 256 MiB.
+const STAGING_DEFAULT: u64 = reshard_plan::Schedule::STAGING_DEFAULT.0;
 
 /// One question to a policy of the caller's: which of ``candidates``, the ranks that hold all of the box, shall send
 /// it to ``target_rank``?
@@ -21,21 +25,21 @@ pub(crate) struct Request {
     origin: Shape,
     shape: Shape,
     bytes: u64,
-    candidates: Py<PyTuple>,
+    candidates: Shape,
 }
 
 #[pymethods]
 impl Request {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(format!(
+    fn __repr__(&self) -> String {
+        format!(
             "Request({:?}, target_rank={}, origin={}, shape={}, bytes={}, candidates={})",
             self.parameter,
             self.target_rank,
             self.origin.text(),
             self.shape.text(),
             self.bytes,
-            self.candidates.bind(py).repr()?
-        ))
+            self.candidates.text()
+        )
     }
 }
 
@@ -126,44 +130,49 @@ pub(crate) struct Plan(pub(crate) Arc<Inner>);
 ///
 /// ``policy`` says who sends a box that several ranks hold: ``"lowest"`` (the lowest rank), ``"local"`` (the target rank
 /// itself if it holds the box, else the lowest), ``"balanced"`` (itself, else who sends least so far), or a function
-/// that answers a ``Request`` with one of its candidates, and must answer alike on every rank.
+/// that answers a ``Request`` with one of its candidates, and must answer alike on every rank. With ``cast`` the two
+/// sides may have different float dtypes of a parameter, so that values are rounded to the target's.
 ///
 /// Raises ``PlanError`` naming the parameter and both sides if one is missing or its shape, dtype or scale disagrees.
 #[pyfunction]
-#[pyo3(signature = (source, target, policy=None))]
+#[pyo3(signature = (source, target, policy: "str | Callable[[Request], int] | None" = None, *, cast: "bool" = false) -> "Plan")]
 pub(crate) fn plan(
     py: Python<'_>,
     source: &Layout,
     target: &Layout,
     policy: Option<&Bound<'_, PyAny>>,
+    cast: bool,
 ) -> PyResult<Plan> {
-    let named = match policy {
-        None => Some(Policy::Balanced),
-        Some(policy) => match policy.cast::<PyString>() {
-            Ok(name) => Some(policy_of(py, name.to_str()?)?),
-            Err(_) => None,
-        },
-    };
     let (source, target) = (&*source.0, &*target.0);
-    let made = match (named, policy) {
-        (Some(policy), _) => py.detach(|| reshard_plan::plan(source, target, policy)),
-        (None, Some(function)) => {
-            let mut failure = None;
-            let made = plan_with(source, target, |request| match ask(function, request) {
-                Ok(rank) => rank,
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    request.candidates[0]
-                }
-            });
-            if let Some(error) = failure {
-                return Err(error);
-            }
-            made
+    let name = policy.map_or(Ok("balanced".to_owned()), |policy| policy.extract::<String>());
+    let made = match (name, policy) {
+        (Ok(name), _) => {
+            let policy = policy_of(py, &name)?;
+            py.detach(|| Options::new(policy).cast(cast).plan(source, target))
         }
-        (None, None) => return Err(errors::usage(py, "no policy")),
+        (Err(_), Some(function)) => asked(function, source, target, cast)?,
+        (Err(error), None) => return Err(error),
     };
     made.map(|plan| Plan(Arc::new(plan))).map_err(|error| errors::plan(py, &error))
+}
+
+/// Plans with a Python function as policy. What it raises is raised.
+fn asked(
+    function: &Bound<'_, PyAny>,
+    source: &reshard_layout::Layout,
+    target: &reshard_layout::Layout,
+    cast: bool,
+) -> PyResult<Result<Inner, PlanError>> {
+    let mut failure = None;
+    let options = Options::ask(|request| match ask(function, request) {
+        Ok(rank) => rank,
+        Err(error) => {
+            failure.get_or_insert(error);
+            request.candidates[0]
+        }
+    });
+    let made = options.cast(cast).plan(source, target);
+    failure.map_or(Ok(made), Err)
 }
 
 fn policy_of(py: Python<'_>, name: &str) -> PyResult<Policy> {
@@ -181,7 +190,7 @@ fn ask(function: &Bound<'_, PyAny>, request: &reshard_plan::Request<'_>) -> PyRe
         origin: Shape::of(request.region.origin()),
         shape: Shape::of(request.region.extent()),
         bytes: request.bytes.0,
-        candidates: PyTuple::new(py, request.candidates.iter().map(|rank| rank.0))?.unbind(),
+        candidates: Shape(request.candidates.iter().map(|rank| u64::from(rank.0)).collect()),
     };
     let answer = function.call1((question,))?;
     let number = answer.cast_exact::<PyInt>().ok().and_then(|number| number.extract::<u32>().ok());
@@ -206,7 +215,7 @@ impl Plan {
 
     fn copy(&self, copy: &InnerCopy) -> Copy {
         Copy {
-            parameter: self.0.parameter_names[copy.parameter.index()].clone(),
+            parameter: self.0.parameters[copy.parameter.index()].name.clone(),
             origin: Shape(copy.origin.clone()),
             shape: Shape(copy.shape.clone()),
             source: Self::end(&self.0.source, &copy.source),
@@ -235,6 +244,12 @@ impl Plan {
         self.0.policy.name()
     }
 
+    /// Whether copies may cast from one float dtype to another.
+    #[getter]
+    fn cast(&self) -> bool {
+        self.0.cast
+    }
+
     /// One past the highest rank that owns a storage on either side.
     #[getter]
     fn world(&self) -> usize {
@@ -244,7 +259,7 @@ impl Plan {
     /// Names of the target's parameters.
     #[getter]
     fn parameters(&self) -> Vec<String> {
-        self.0.parameter_names.clone()
+        self.0.parameters.iter().map(|parameter| parameter.name.clone()).collect()
     }
 
     /// What it adds up to.
@@ -290,9 +305,17 @@ impl Plan {
         buffers_of(&self.0.target)
     }
 
-    /// The plan in the form of DeepSpeed's ``TransferPlan``: parameter -> its segments as dictionaries
-    /// ``{"source": [rank, offset, strides], "target": ..., "shape": ...}``, which ``TransferSegment.from_dict`` reads.
-    /// Offsets count elements of the rank's shard as the two affine maps have it, or of the buffer in other layouts.
+    /// When each message goes, so that no rank needs more than ``staging`` bytes for what it sends and receives. Raises
+    /// ``ScheduleError`` if that is too little.
+    #[pyo3(signature = (staging=STAGING_DEFAULT))]
+    fn schedule(&self, py: Python<'_>, staging: u64) -> PyResult<Schedule> {
+        Schedule::new(py, &self.0, staging)
+    }
+
+    /// The plan in the form of DeepSpeed's ``TransferPlan.to_dict()``: parameter -> ``{"logical_shape": [...],
+    /// "segments": [{"shape": [...], "source": [rank, offset, strides], "target": [rank, offset, strides]}]}``. Offsets
+    /// count elements of the rank's shard where the layouts came from affine maps, of its buffer otherwise.
+    #[pyo3(signature = () -> "dict[str, dict[str, Any]]")]
     fn to_transfer_plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut segments: BTreeMap<u32, Bound<'py, PyList>> = BTreeMap::new();
         for copy in &self.0.copies {
@@ -306,9 +329,11 @@ impl Plan {
             segments.entry(copy.parameter.0).or_insert_with(|| PyList::empty(py)).append(segment)?;
         }
         let plans = PyDict::new(py);
-        for (parameter, name) in (0u32..).zip(&self.0.parameter_names) {
-            let own = segments.remove(&parameter).unwrap_or_else(|| PyList::empty(py));
-            plans.set_item(name, own)?;
+        for (id, parameter) in (0u32..).zip(&self.0.parameters) {
+            let plan = PyDict::new(py);
+            plan.set_item("logical_shape", parameter.shape.to_vec())?;
+            plan.set_item("segments", segments.remove(&id).unwrap_or_else(|| PyList::empty(py)))?;
+            plans.set_item(&parameter.name, plan)?;
         }
         Ok(plans)
     }
@@ -335,6 +360,7 @@ impl Plan {
         )
     }
 
+    #[pyo3(signature = () -> "tuple[Any, ...]")]
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let bytes = portable::to_bytes(py, &*slf.get().0)?;

@@ -1,8 +1,18 @@
 //! Extents, origins and strides: tuples of integers in Python.
 
+#[cfg(feature = "stubs")]
+use pyo3::inspect::{PyStaticConstant, PyStaticExpr};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use reshard_layout::Dims;
+
+/// `tuple[int, ...]`.
+#[cfg(feature = "stubs")]
+const TUPLE_OF_INTEGERS: PyStaticExpr = pyo3::type_hint_subscript!(
+    pyo3::type_hint_identifier!("builtins", "tuple"),
+    pyo3::type_hint_identifier!("builtins", "int"),
+    PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis }
+);
 
 /// A tuple of counts.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -27,6 +37,9 @@ impl<'py> IntoPyObject<'py> for Shape {
     type Output = Bound<'py, PyTuple>;
     type Error = PyErr;
 
+    #[cfg(feature = "stubs")]
+    const OUTPUT_TYPE: PyStaticExpr = TUPLE_OF_INTEGERS;
+
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
         PyTuple::new(py, self.0)
     }
@@ -36,6 +49,9 @@ impl<'py> IntoPyObject<'py> for &Shape {
     type Target = PyTuple;
     type Output = Bound<'py, PyTuple>;
     type Error = PyErr;
+
+    #[cfg(feature = "stubs")]
+    const OUTPUT_TYPE: PyStaticExpr = TUPLE_OF_INTEGERS;
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
         PyTuple::new(py, &self.0)

@@ -23,7 +23,7 @@ pub struct Request<'a> {
     pub target_rank: Rank,
     /// The box.
     pub region: &'a Region,
-    /// Its bytes.
+    /// Its bytes, in the narrower type where the plan casts.
     pub bytes: Bytes,
     /// The ranks that hold all of it, ascending.
     pub candidates: &'a [Rank],
@@ -40,7 +40,16 @@ pub(crate) struct Chooser<'a> {
 
 pub(crate) enum How<'a> {
     Policy(Policy),
-    Selector(&'a mut Selector<'a>),
+    Selector(Box<Selector<'a>>),
+}
+
+impl How<'_> {
+    pub(crate) fn policy(&self) -> Policy {
+        match self {
+            Self::Policy(policy) => *policy,
+            Self::Selector(_) => Policy::Custom,
+        }
+    }
 }
 
 impl<'a> Chooser<'a> {
@@ -59,18 +68,18 @@ impl<'a> Chooser<'a> {
         &mut self,
         parameter: &str,
         meetings: &[Meeting],
-        dtype: DType,
+        wire: DType,
     ) -> Result<Vec<usize>, PlanError> {
-        meetings.iter().map(|meeting| self.one(parameter, meeting, dtype)).collect()
+        meetings.iter().map(|meeting| self.one(parameter, meeting, wire)).collect()
     }
 
-    fn one(&mut self, parameter: &str, meeting: &Meeting, dtype: DType) -> Result<usize, PlanError> {
+    fn one(&mut self, parameter: &str, meeting: &Meeting, wire: DType) -> Result<usize, PlanError> {
         let candidates = &meeting.candidates;
-        let bytes = meeting.elements().bytes(dtype);
+        let bytes = meeting.elements().bytes(wire);
         // Candidates are in order of rank, one a rank.
         let own = candidates.binary_search_by_key(&meeting.target_rank, |candidate| candidate.rank).ok();
         let chosen = match (&mut self.how, own) {
-            (How::Selector(selector), _) => ask(*selector, parameter, meeting, bytes)?,
+            (How::Selector(selector), _) => ask(selector.as_mut(), parameter, meeting, bytes)?,
             (How::Policy(Policy::Local | Policy::Balanced), Some(own)) => own,
             (How::Policy(Policy::Balanced), None) => least_loaded(&self.sent, candidates),
             (How::Policy(_), _) => 0,

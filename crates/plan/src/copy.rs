@@ -7,7 +7,7 @@
 //! . . e f . . . .        -------------> e f
 //! ```
 
-use reshard_layout::{BufferId, Dims, Elements, ParameterId};
+use reshard_layout::{BufferId, DType, Dims, Elements, ParameterId};
 use serde::{Deserialize, Serialize};
 
 /// One end of a copy: an element of a buffer, and how far apart the elements of the box lie there.
@@ -21,7 +21,7 @@ pub struct End {
     pub strides: Dims,
 }
 
-/// One strided box copy, source buffer to target buffer; both buffers hold the same dtype.
+/// One strided box copy, source buffer to target buffer. Both buffers hold the same dtype, unless the plan casts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Copy {
     /// Where the box is written.
@@ -42,4 +42,10 @@ impl Copy {
     pub fn elements(&self) -> Elements {
         Elements(self.shape.iter().product())
     }
+}
+
+/// The type in which elements travel between ranks: the narrower one, so that whoever has the wider one converts;
+/// the source's if both are as wide.
+pub(crate) fn wire_type(source: DType, target: DType) -> DType {
+    if target.size() < source.size() { target } else { source }
 }

@@ -2,6 +2,8 @@
 
 use reshard_layout::{DType, Dims, Kind, Rank, Region};
 
+use crate::names::castable;
+
 /// Errors of planning.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -24,9 +26,10 @@ pub enum PlanError {
         /// Shape in the target layout.
         target_shape: Dims,
     },
-    /// A cast would be needed.
+    /// A cast would be needed, which is not permitted, or which is not one from float to float.
     #[error(
-        "{parameter}: the source holds {source_dtype}, the target {target_dtype}, and a plan does not cast"
+        "{parameter}: the source holds {source_dtype}, the target {target_dtype}, and {}",
+        cast_refusal(*source_dtype, *target_dtype)
     )]
     DtypesDiffer {
         /// The parameter.
@@ -61,7 +64,7 @@ pub enum PlanError {
         alias: String,
     },
     /// The policy of a caller was asked for without the caller's function.
-    #[error("the policy custom is made with plan_with and a function")]
+    #[error("the policy custom is made with a function: plan_with or Options::ask")]
     NoSelector,
     /// A caller's policy named a rank that does not hold the box.
     #[error("{parameter}: the policy chose rank {answer} for box {region}, the holders are {candidates:?}")]
@@ -95,6 +98,14 @@ impl PlanError {
             }
             _ => Kind::Invalid,
         }
+    }
+}
+
+fn cast_refusal(source: DType, target: DType) -> &'static str {
+    if castable(source, target) {
+        "a plan casts only with permission"
+    } else {
+        "a plan casts only between f64, f32, f16 and bf16"
     }
 }
 

@@ -4,7 +4,7 @@
 //!   target "lm_head.weight"  ->  source alias "lm_head.weight"  ->  source parameter "embed_tokens.weight"
 //! ```
 
-use reshard_layout::{Layout, ParameterId};
+use reshard_layout::{DType, Layout, ParameterId};
 
 use crate::error::PlanError;
 
@@ -15,10 +15,10 @@ pub(crate) struct Match {
     pub(crate) target: ParameterId,
 }
 
-/// The source parameter of each target parameter, in the target's order.
-pub(crate) fn matches(source: &Layout, target: &Layout) -> Result<Vec<Match>, PlanError> {
+/// The source parameter of each target parameter, in the target's order. `cast` permits other float types.
+pub(crate) fn matches(source: &Layout, target: &Layout, cast: bool) -> Result<Vec<Match>, PlanError> {
     let matched: Vec<Match> =
-        target.parameters().map(|(id, _)| one(source, target, id)).collect::<Result<_, _>>()?;
+        target.parameters().map(|(id, _)| one(source, target, id, cast)).collect::<Result<_, _>>()?;
     for (alias, id) in target.aliases() {
         if source.find(alias).is_some_and(|found| found != matched[id.index()].source) {
             let parameter = target.parameter(id).name.clone();
@@ -28,7 +28,7 @@ pub(crate) fn matches(source: &Layout, target: &Layout) -> Result<Vec<Match>, Pl
     Ok(matched)
 }
 
-fn one(source: &Layout, target: &Layout, id: ParameterId) -> Result<Match, PlanError> {
+fn one(source: &Layout, target: &Layout, id: ParameterId, cast: bool) -> Result<Match, PlanError> {
     let wanted = target.parameter(id);
     let mut names = std::iter::once(wanted.name.as_str())
         .chain(target.aliases().filter(|(_, of)| *of == id).map(|(alias, _)| alias));
@@ -44,7 +44,7 @@ fn one(source: &Layout, target: &Layout, id: ParameterId) -> Result<Match, PlanE
             target_shape: wanted.shape.clone(),
         });
     }
-    if held.dtype != wanted.dtype {
+    if held.dtype != wanted.dtype && !(cast && castable(held.dtype, wanted.dtype)) {
         return Err(PlanError::DtypesDiffer {
             parameter: wanted.name.clone(),
             source_dtype: held.dtype,
@@ -52,6 +52,12 @@ fn one(source: &Layout, target: &Layout, id: ParameterId) -> Result<Match, PlanE
         });
     }
     Ok(Match { source: found, target: id })
+}
+
+/// Whether values of one type can be turned into the other: between floats of 16 bits and more.
+pub(crate) fn castable(source: DType, target: DType) -> bool {
+    let is_float = |dtype| matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
+    is_float(source) && is_float(target)
 }
 
 /// Names of source parameters that no target parameter is filled from.

@@ -1,9 +1,9 @@
 //! The plan as a value: ranks, ids and element offsets, never an address.
 
-use reshard_layout::{Bytes, Fill, Places, Rank};
+use reshard_layout::{Bytes, DType, Fill, Parameter, Places, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::copy::Copy;
+use crate::copy::{Copy, wire_type};
 
 /// Which holder a box is read from, where several ranks hold it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub enum Policy {
     /// lowest-numbered of these.
     #[default]
     Balanced,
-    /// A caller's own choice, made by [`plan_with`](crate::plan_with).
+    /// A caller's own choice, made by [`plan_with`](crate::plan_with) or [`Options::ask`](crate::Options::ask).
     Custom,
 }
 
@@ -50,9 +50,9 @@ pub struct Statistics {
     pub target_pieces: u64,
     /// Copies after coalescing.
     pub copies: u64,
-    /// Bytes whose source and target rank are the same.
+    /// Bytes whose source and target rank are the same, as the target holds them.
     pub bytes_local: Bytes,
-    /// Bytes that go from one rank to another.
+    /// Bytes that go from one rank to another, in the narrower of the two types where a copy casts.
     pub bytes_sent: Bytes,
     /// Bytes that each rank sends to others, by rank.
     pub sent_by_rank: Vec<Bytes>,
@@ -65,10 +65,12 @@ pub struct Statistics {
 pub struct Plan {
     /// Version of the plan's form: [`Plan::VERSION`] of the library that made it.
     pub version: u32,
-    /// Hash of both layouts, the policy and the copies: equal on every rank that planned from the same inputs.
+    /// Hash of both layouts, the options and the copies: equal on every rank that planned from the same inputs.
     pub fingerprint: u64,
     /// How sources were chosen.
     pub policy: Policy,
+    /// Whether copies may cast from one float type to another: [`Options::cast`](crate::Options::cast).
+    pub cast: bool,
     /// Storages and buffers that are read.
     pub source: Places,
     /// Storages and buffers that are written.
@@ -77,15 +79,15 @@ pub struct Plan {
     pub copies: Vec<Copy>,
     /// Target padding, disjoint from what the copies write.
     pub fills: Vec<Fill>,
-    /// Names of the target's parameters, by id. For reports only.
-    pub parameter_names: Vec<String>,
+    /// The target's parameters, by id. For reports only.
+    pub parameters: Vec<Parameter>,
     /// What it adds up to.
     pub statistics: Statistics,
 }
 
 impl Plan {
     /// Version of the form and of the planner's rules that this library makes, proves and moves.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
 
     /// The rank that a copy is written on.
     #[must_use]
@@ -97,5 +99,26 @@ impl Plan {
     #[must_use]
     pub fn source_rank(&self, copy: &Copy) -> Rank {
         self.source.rank_of(copy.source.buffer)
+    }
+
+    /// The types of a copy's source and target buffer. They differ only in a plan that may [`cast`](Self::cast).
+    #[must_use]
+    pub fn types(&self, copy: &Copy) -> (DType, DType) {
+        (self.source.buffer(copy.source.buffer).dtype, self.target.buffer(copy.target.buffer).dtype)
+    }
+
+    /// The type in which a copy's elements travel between ranks: that of both buffers, or the narrower one. The
+    /// source's if both are as wide.
+    #[must_use]
+    pub fn wire(&self, copy: &Copy) -> DType {
+        let (source, target) = self.types(copy);
+        wire_type(source, target)
+    }
+
+    /// The bytes that a copy counts as: on the wire, or as the target holds them if they stay on their rank.
+    #[must_use]
+    pub fn bytes(&self, copy: &Copy) -> Bytes {
+        let is_local = self.source_rank(copy) == self.target_rank(copy);
+        copy.elements().bytes(if is_local { self.types(copy).1 } else { self.wire(copy) })
     }
 }

@@ -14,24 +14,22 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::choose::{Chooser, How, Request};
 use crate::coalesce::{Draft, coalesce};
-use crate::copy::{Copy, End};
+use crate::copy::{Copy, End, wire_type};
 use crate::error::PlanError;
 use crate::names::{Match, matches};
+use crate::options::Options;
 use crate::overlap::{Meeting, Signature, Slot, meetings, signature};
 use crate::plan::{Plan, Policy, Statistics};
 
 /// Plans how every element of `target` is filled from `source`.
 ///
 /// Both layouts number the same processes. Parameters are joined by the target's names, through aliases.
-/// Equal inputs give equal plans, byte for byte.
+/// Equal inputs give equal plans, byte for byte. [`Options`] say more than a policy.
 ///
 /// # Errors
 /// [`PlanError`] if a parameter is missing, or the sides disagree about its shape, dtype or scale.
 pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, PlanError> {
-    if policy == Policy::Custom {
-        return Err(PlanError::NoSelector);
-    }
-    plan_how(source, target, policy, How::Policy(policy))
+    Options::new(policy).plan(source, target)
 }
 
 /// Like [`plan`], but asks `selector` who sends each box, once for each (target box x source box), also
@@ -60,19 +58,27 @@ pub fn plan(source: &Layout, target: &Layout, policy: Policy) -> Result<Plan, Pl
 pub fn plan_with(
     source: &Layout,
     target: &Layout,
-    mut selector: impl FnMut(&Request<'_>) -> Rank,
+    selector: impl FnMut(&Request<'_>) -> Rank,
 ) -> Result<Plan, PlanError> {
-    plan_how(source, target, Policy::Custom, How::Selector(&mut selector))
+    Options::ask(selector).plan(source, target)
 }
 
-fn plan_how(source: &Layout, target: &Layout, policy: Policy, how: How<'_>) -> Result<Plan, PlanError> {
+/// All passes. `cast` permits copies from one float type to another.
+pub(crate) fn plan_how(
+    source: &Layout,
+    target: &Layout,
+    how: How<'_>,
+    cast: bool,
+) -> Result<Plan, PlanError> {
+    let policy = how.policy();
     let mut chooser = Chooser::new(how, source.world());
     let mut drafts = DraftCache::default();
     let mut copies = Vec::new();
-    for at in matches(source, target)? {
+    for at in matches(source, target, cast)? {
         let known = drafts.meetings(source, target, at)?;
         let wanted = target.parameter(at.target);
-        let choice = chooser.choose(&wanted.name, &known.meetings, wanted.dtype)?;
+        let wire = wire_type(source.parameter(at.source).dtype, wanted.dtype);
+        let choice = chooser.choose(&wanted.name, &known.meetings, wire)?;
         let key = if chooser.is_stateless() { Vec::new() } else { choice.clone() };
         let chosen = drafts
             .chosen
@@ -82,26 +88,30 @@ fn plan_how(source: &Layout, target: &Layout, policy: Policy, how: How<'_>) -> R
         place(source, target, at, &chosen, &mut copies);
     }
     copies.sort_unstable();
-    let statistics = statistics(source, target, &copies);
-    Ok(Plan {
+    let mut plan = Plan {
         version: Plan::VERSION,
-        fingerprint: fingerprint(source, target, policy, &copies),
+        fingerprint: 0,
         policy,
+        cast,
         source: source.places().clone(),
         target: target.places().clone(),
         copies,
         fills: target.fills().to_vec(),
-        parameter_names: target.parameters().map(|(_, parameter)| parameter.name.clone()).collect(),
-        statistics,
-    })
+        parameters: target.parameters().map(|(_, parameter)| parameter.clone()).collect(),
+        statistics: Statistics::default(),
+    };
+    plan.fingerprint = fingerprint(source, target, &plan);
+    plan.statistics = statistics(source, target, &plan);
+    Ok(plan)
 }
 
-/// Hash of planner version, policy, both layouts and the copies.
-fn fingerprint(source: &Layout, target: &Layout, policy: Policy, copies: &[Copy]) -> u64 {
+/// Hash of planner version, options, both layouts and the copies.
+fn fingerprint(source: &Layout, target: &Layout, plan: &Plan) -> u64 {
     let mut digest = Xxh3Default::new();
     let mut feed = |numbers: &[u64]| numbers.iter().for_each(|number| digest.update(&number.to_le_bytes()));
-    feed(&[u64::from(Plan::VERSION), policy as u64, source.fingerprint(), target.fingerprint()]);
-    for copy in copies {
+    feed(&[u64::from(plan.version), plan.policy as u64, u64::from(plan.cast)]);
+    feed(&[source.fingerprint(), target.fingerprint()]);
+    for copy in &plan.copies {
         feed(&[u64::from(copy.parameter.0), copy.shape.len() as u64]);
         feed(&copy.shape);
         feed(&copy.origin);
@@ -195,20 +205,18 @@ fn place(source: &Layout, target: &Layout, at: Match, drafts: &[Draft], copies: 
     }));
 }
 
-fn statistics(source: &Layout, target: &Layout, copies: &[Copy]) -> Statistics {
+fn statistics(source: &Layout, target: &Layout, plan: &Plan) -> Statistics {
     let world = source.world().max(target.world()) as usize;
     let mut statistics = Statistics {
         source_pieces: source.piece_count(),
         target_pieces: target.piece_count(),
-        copies: copies.len() as u64,
+        copies: plan.copies.len() as u64,
         sent_by_rank: vec![Bytes(0); world],
         received_by_rank: vec![Bytes(0); world],
         ..Statistics::default()
     };
-    for copy in copies {
-        let bytes = copy.elements().bytes(target.places().buffer(copy.target.buffer).dtype);
-        let from = source.places().rank_of(copy.source.buffer);
-        let to = target.places().rank_of(copy.target.buffer);
+    for copy in &plan.copies {
+        let (bytes, from, to) = (plan.bytes(copy), plan.source_rank(copy), plan.target_rank(copy));
         if from == to {
             statistics.bytes_local += bytes;
         } else {

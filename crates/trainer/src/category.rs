@@ -76,6 +76,7 @@ impl TrainerError {
             Self::Transport(error) => match error.category() {
                 reshard_transport::Category::System => Category::Io,
                 reshard_transport::Category::Invalid => Category::Invalid,
+                reshard_transport::Category::Unsupported => Category::Unsupported,
                 _ => Category::PeerFailed,
             },
             Self::Drifted { .. } => Category::Differs,

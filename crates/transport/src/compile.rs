@@ -32,7 +32,9 @@ pub struct CompiledCopy {
 /// Compiles the copies of a plan whose target rank is `wanted`, in plan order.
 ///
 /// # Errors
-/// [`TransportError::PlanVersion`]; [`TransportError::CopyMalformed`] and [`TransportError::CopyOutOfBounds`], for the first copy that is wrong.
+/// [`TransportError::PlanVersion`]; [`TransportError::CastUnsupported`], for the first copy of any rank that
+/// casts, so that all ranks refuse alike; [`TransportError::CopyMalformed`] and
+/// [`TransportError::CopyOutOfBounds`], for the first copy that is wrong.
 pub fn compile(plan: &Plan, wanted: impl Fn(Rank) -> bool) -> Result<Vec<CompiledCopy>, TransportError> {
     if plan.version != Plan::VERSION {
         return Err(TransportError::PlanVersion { expected: Plan::VERSION, found: plan.version });
@@ -41,6 +43,9 @@ pub fn compile(plan: &Plan, wanted: impl Fn(Rank) -> bool) -> Result<Vec<Compile
     for (index, copy) in plan.copies.iter().enumerate() {
         let source = find_buffer(index, &plan.source, &copy.source)?;
         let target = find_buffer(index, &plan.target, &copy.target)?;
+        if plan.cast && source.dtype != target.dtype {
+            return Err(casts(plan, copy));
+        }
         let (source_rank, target_rank) = (plan.source_rank(copy), plan.target_rank(copy));
         if !wanted(target_rank) {
             continue;
@@ -52,6 +57,13 @@ pub fn compile(plan: &Plan, wanted: impl Fn(Rank) -> bool) -> Result<Vec<Compile
         compiled.push(CompiledCopy { source_rank, source, target_rank, target, moved });
     }
     Ok(compiled)
+}
+
+fn casts(plan: &Plan, copy: &Copy) -> TransportError {
+    let (source_dtype, target_dtype) = plan.types(copy);
+    let name = plan.parameters.get(copy.parameter.index()).map(|parameter| parameter.name.clone());
+    let parameter = name.unwrap_or_else(|| format!("parameter {}", copy.parameter.0));
+    TransportError::CastUnsupported { parameter, source_dtype, target_dtype }
 }
 
 fn malformed(copy: usize, cause: impl Into<String>) -> TransportError {

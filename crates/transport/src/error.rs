@@ -225,6 +225,18 @@ pub enum TransportError {
         /// What does not fit.
         cause: String,
     },
+    /// A copy that casts, which the transports of this crate do not.
+    #[error(
+        "{parameter}: the plan casts {source_dtype} to {target_dtype}, and this transport moves bits as they are"
+    )]
+    CastUnsupported {
+        /// The parameter.
+        parameter: String,
+        /// The type of the source buffer.
+        source_dtype: DType,
+        /// The type of the target buffer.
+        target_dtype: DType,
+    },
     /// A plan of another version of its form.
     #[error("the plan has version {found}, this library moves version {expected}")]
     PlanVersion {
@@ -346,6 +358,8 @@ pub enum Category {
     System,
     /// The caller passed what contradicts itself, the plan or the world.
     Invalid,
+    /// The plan is right, but asks for what this crate does not do.
+    Unsupported,
 }
 
 impl TransportError {
@@ -388,6 +402,7 @@ impl TransportError {
             | Self::MemoryNotSealed
             | Self::RankMissing { .. }
             | Self::WorldMismatch { .. } => Category::Invalid,
+            Self::CastUnsupported { .. } => Category::Unsupported,
         }
     }
 

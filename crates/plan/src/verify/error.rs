@@ -53,7 +53,7 @@ pub enum VerifyError {
     SidesDiffer {
         /// The target's parameter.
         parameter: String,
-        /// Shape, dtype, scale, or the parameter that an alias stands for.
+        /// Shape, dtype (in a plan without casts, or of no float), scale, or the parameter that an alias stands for.
         what: &'static str,
     },
     /// The plan's sums are not those of its copies.

@@ -14,7 +14,7 @@ mod intervals;
 
 use std::collections::HashMap;
 
-use reshard_layout::{Bytes, Dims, Elements, GeometryId, Instance, Layout, ParameterId, Region};
+use reshard_layout::{Bytes, DType, Dims, Elements, GeometryId, Instance, Layout, ParameterId, Region};
 
 use crate::copy::{Copy, End};
 use crate::plan::Plan;
@@ -49,7 +49,7 @@ pub fn verify(plan: &Plan, source: &Layout, target: &Layout) -> Result<Verified,
     if plan.fills != target.fills() {
         return Err(VerifyError::OtherFills { expected: target.fills().len(), found: plan.fills.len() });
     }
-    let origins = origins(source, target)?;
+    let origins = origins(plan, source, target)?;
     let mut source_side = Holdings::new(source, Side::Source);
     let mut target_side = Holdings::new(target, Side::Target);
     let mut written: HashMap<(u32, usize), Vec<Region>> = HashMap::new();
@@ -73,8 +73,11 @@ pub fn verify(plan: &Plan, source: &Layout, target: &Layout) -> Result<Verified,
     Ok(verified)
 }
 
+/// What may be converted into each other.
+const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
+
 /// The source parameter that each target parameter must come from, by its name and aliases.
-fn origins(source: &Layout, target: &Layout) -> Result<Vec<Option<ParameterId>>, VerifyError> {
+fn origins(plan: &Plan, source: &Layout, target: &Layout) -> Result<Vec<Option<ParameterId>>, VerifyError> {
     let mut origins: Vec<Option<ParameterId>> = Vec::new();
     for (_, wanted) in target.parameters() {
         origins.push(source.find(&wanted.name));
@@ -94,7 +97,9 @@ fn origins(source: &Layout, target: &Layout) -> Result<Vec<Option<ParameterId>>,
         if held.shape != wanted.shape {
             return differs("shape");
         }
-        if held.dtype != wanted.dtype {
+        // Only a plan that says so converts, and only between floats of 16 bits and more.
+        let is_cast = plan.cast && [held.dtype, wanted.dtype].iter().all(|dtype| FLOATS.contains(dtype));
+        if held.dtype != wanted.dtype && !is_cast {
             return differs("dtype");
         }
     }
@@ -119,11 +124,13 @@ fn check_statistics(plan: &Plan, source: &Layout, target: &Layout) -> Result<(),
     let mut local = Bytes(0);
     let (mut sent, mut received) = (vec![Bytes(0); world], vec![Bytes(0); world]);
     for copy in &plan.copies {
-        let bytes = copy.elements().bytes(plan.target.buffer(copy.target.buffer).dtype);
         let (from, to) = (plan.source_rank(copy), plan.target_rank(copy));
+        let held = plan.source.buffer(copy.source.buffer).dtype.size();
+        let wanted = plan.target.buffer(copy.target.buffer).dtype.size();
         if from == to {
-            local += bytes;
+            local += Bytes(copy.elements().0 * wanted);
         } else {
+            let bytes = Bytes(copy.elements().0 * held.min(wanted));
             sent[from.index()] += bytes;
             received[to.index()] += bytes;
         }

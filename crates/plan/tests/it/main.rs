@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod casts;
 mod elements;
 mod ground_truth;
 mod growth;
+mod memory;
 mod random;
 mod rules;
+mod schedule;

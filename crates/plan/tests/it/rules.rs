@@ -49,7 +49,7 @@ fn refuses_what_the_layouts_do_not_say() {
         (
             &[("norm.weight", &[2], DType::Bf16)],
             Kind::Unsupported,
-            "norm.weight: the source holds f32, the target bf16, and a plan does not cast",
+            "norm.weight: the source holds f32, the target bf16, and a plan casts only with permission",
         ),
     ];
     for (parameters, kind, text) in cases {
@@ -145,7 +145,7 @@ fn verify_holds_the_layouts_against_each_other() {
     );
     stale = made.clone();
     stale.version += 1;
-    assert_eq!(verify(&stale, &one, &one), Err(VerifyError::OtherVersion { expected: 1, found: 2 }));
+    assert_eq!(verify(&stale, &one, &one), Err(VerifyError::OtherVersion { expected: 2, found: 3 }));
     let tied = replicated(&[("a", &[2, 3], F32)], &[("b", 0)], 2);
     let untied = replicated(&[("a", &[2, 3], F32), ("b", &[2, 3], F32)], &[], 2);
     let mut forged = plan(&one, &tied, Policy::Local).unwrap();

@@ -2,8 +2,8 @@
 
 use reshard_layout::{Bytes, DType, Elements, Rank, StorageId};
 use reshard_transport::{
-    Alone, Local, SharedMemory, Shm, SourceBinding, Synchroniser, TargetBinding, TargetState, TransportError,
-    Version, World, compile,
+    Alone, Category, Local, SharedMemory, Shm, SourceBinding, Synchroniser, TargetBinding, TargetState,
+    TransportError, Version, World, compile,
 };
 
 use crate::collectives::ranks;
@@ -242,6 +242,29 @@ fn memory_that_only_its_owner_sees_cannot_be_read_by_others() {
     });
     let cause = TransportError::StorageNotShared { rank: Rank(2), name: "flat".to_owned() }.to_string();
     assert_eq!(results, vec![TransportError::Refused { rank: Rank(2), cause }; 3]);
+}
+
+/// A plan that casts is right, but moved elsewhere: every rank refuses it alike, also one that has no such copy.
+#[test]
+fn casts_are_refused_by_name_before_a_byte_moves() {
+    let mut plan = Fixture::new(3, &all_kinds()).plan;
+    plan.cast = true;
+    Local::new(&plan).unwrap();
+    plan.source.buffers[4].dtype = DType::F16;
+    let refused = TransportError::CastUnsupported {
+        parameter: "parameter.4".to_owned(),
+        source_dtype: DType::F16,
+        target_dtype: DType::Bf16,
+    };
+    assert_eq!(refused.category(), Category::Unsupported);
+    assert_eq!(
+        refused.to_string(),
+        "parameter.4: the plan casts f16 to bf16, and this transport moves bits as they are"
+    );
+    assert_eq!(Local::new(&plan).unwrap_err(), refused);
+    for rank in 0..3 {
+        assert_eq!(compile(&plan, |target| target == Rank(rank)).unwrap_err(), refused);
+    }
 }
 
 #[test]
