@@ -7,9 +7,10 @@
         shards = reshard.deepspeed.parameter_shards(engine)
         ...                                                        # move: shards are the source
 
-An engine is a target through `training_target`, which also writes its master weights. Stages 0 to 3, the bf16 optimizer,
-engines without an optimizer, `zero.Init`, CPU offload; tied, frozen, empty and fused parameters. Refused by name: NVMe,
-quantised weights, hpZ under tensor parallelism, expert and pipeline parallelism, and whatever DeepSpeed does not describe.
+An engine is a target through `training_target`, which also writes its master weights. Known are stages 0 to 3, the bf16
+optimizer, engines without an optimizer, `zero.Init`, CPU offload; tied, frozen, empty and fused parameters. Refused by
+name: NVMe, quantised weights, hpZ under tensor parallelism, expert and pipeline parallelism, and whatever DeepSpeed
+does not describe.
 Written for and tested with DeepSpeed 0.19.8.
 """
 

@@ -1,10 +1,10 @@
 """What stands between a live engine and its description, as exceptions.
 
-    EngineError            an engine, or a parameter of it, that cannot be described or moved as it is
-      GatheredError        a ZeRO-3 parameter whose truth is not in its partition just now: `released(engine)`
-      DetachedError        a parameter that no longer lies in the flat buffer that ZeRO keeps it in
-      StaleError           shards whose buffers the engine has replaced since they were taken
-      InternalsError       DeepSpeed does not look inside as this module expects
+EngineError            an engine, or a parameter of it, that cannot be described or moved as it is
+  GatheredError        a ZeRO-3 parameter whose truth is not in its partition just now: `released(engine)`
+  DetachedError        a parameter that no longer lies in the flat buffer that ZeRO keeps it in
+  StaleError           shards whose buffers the engine has replaced since they were taken
+  InternalsError       DeepSpeed does not look inside as this module expects
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _TESTED = "0.19.8"
 class EngineError(ReshardError):
     """A live engine, or a parameter of it, that cannot be described or moved as it is."""
 
-    def __init__(self, message: str, *, kind: str = "unsupported", rank: int | None = None, **facts: Any) -> None:
+    def __init__(
+        self, message: str, *, kind: str = "unsupported", rank: int | None = None, **facts: Any
+    ) -> None:
         if rank is None and torch.distributed.is_initialized():
             rank = torch.distributed.get_rank()
         where = "" if rank is None else f"rank {rank}: "

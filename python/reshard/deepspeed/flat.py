@@ -5,7 +5,8 @@
 
 Where a parameter begins is what the optimizer recorded, or the running sum of its group where it records nothing. The
 windows of the peers follow from this rank's own, whose records (`_param_slice_mappings`) must agree with the rule.
-Sources: DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`, `runtime/bf16_optimizer.py`, `runtime/fp16/fused_optimizer.py`.
+Sources: DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`, `runtime/bf16_optimizer.py`,
+`runtime/fp16/fused_optimizer.py`.
 """
 
 from __future__ import annotations
@@ -117,10 +118,13 @@ def _check_windows(optimizer: Any, stored: Stored, group: FlatGroup, number: int
     ways, window = len(stored.ranks), group.master.numel()
     if window * ways != group.flat.numel():
         raise unexpected(
-            f"group {number}: a flat buffer of {ways} windows of {window} elements", f"{group.flat.numel()} elements"
+            f"group {number}: a flat buffer of {ways} windows of {window} elements",
+            f"{group.flat.numel()} elements",
         )
-    if getattr(optimizer, "round_robin_gradients", False) and not any(optimizer.round_robin_bit16_padding[number]):
-        # DeepSpeed then records positions of the order before the parameters were dealt out, which is not the buffer's.
+    if getattr(optimizer, "round_robin_gradients", False) and not any(
+        optimizer.round_robin_bit16_padding[number]
+    ):
+        # DeepSpeed then records positions in the order before parameters were dealt out, which is not the buffer's.
         return
     names, recorded = internal(optimizer, "param_names"), internal(optimizer, "_param_slice_mappings")[number]
     begin = stored.ranks.index(torch.distributed.get_rank()) * window
@@ -129,7 +133,9 @@ def _check_windows(optimizer: Any, stored: Stored, group: FlatGroup, number: int
         rule = (low - begin, high - low) if high > low else None
         said = recorded.get(names[parameter])
         if rule != (None if said is None else (said.start, said.numel)):
-            raise unexpected(f"start and numel {rule} in the partition of group {number}", f"{said}", names[parameter])
+            raise unexpected(
+                f"start and numel {rule} in the partition of group {number}", f"{said}", names[parameter]
+            )
 
 
 def _add_alone(stored: Stored, found: Sequence[FlatGroup]) -> None:
@@ -149,8 +155,8 @@ def add_whole(stored: Stored, fact: ParameterFacts) -> None:
 def relink(engine: Any, facts: Sequence[ParameterFacts]) -> None:
     """Brings parameters that left their flat buffer back into it, where both hold the same values.
 
-    DeepSpeed's consolidation of weights re-cuts tensor-parallel parameters into new tensors, and the forward reads those
-    until the next step, whatever the flat buffer holds.
+    DeepSpeed's consolidation of weights re-cuts tensor-parallel parameters into new tensors, and the forward reads
+    those until the next step, whatever the flat buffer holds.
 
     Raises:
         DetachedError: the two differ. Names the parameter.

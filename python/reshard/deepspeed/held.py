@@ -13,7 +13,6 @@ All ranks of the group keep the same storages. Padding (`.`) is in no run. Sourc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,10 +76,3 @@ class Held:
             offset, first = start, np.minimum(at * slot, numel)
             length = np.minimum(slot, numel - first)
         return np.stack([parameter, storage, offset, first, length], axis=1)
-
-    def same(self, other: Held) -> bool:
-        """Whether two accounts agree."""
-        return self._facts() == other._facts() and np.array_equal(self.entries, other.entries)
-
-    def _facts(self) -> tuple[Any, ...]:
-        return self.rule, self.tp_index, self.ranks, self.storages, self.partitions

@@ -5,7 +5,7 @@
     rank 1 (tp 1, dp 0)   tells the same of [1, 3]
       '-> the layout of ranks 0 1 2 3: what rank 2 and 3 derive from each other is equal
 
-A rank that must refuse says so in the same all-gather, so that its tensor-parallel peers raise its error and do not wait.
+A rank that must refuse says so in the same all-gather, so that its peers there raise its error and do not wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import flat, slices, whole
 from .errors import EngineError
 from .held import Held
 from .stored import STATES, Stored, short_dtype
-from .tensor_parallel import ParameterFacts, TensorParallel, described
+from .tensor_parallel import ParameterFacts, Survey, TensorParallel
 
 __all__ = ["optimizer_layout", "parameter_layout"]
 
@@ -63,13 +63,17 @@ def read(engine: Any, facts: Sequence[ParameterFacts], state: str | None, tp: Te
     """What this rank keeps. Local."""
     kind = type(engine.optimizer).__name__
     if getattr(engine, "has_moe_layers", False) or getattr(engine, "pipeline_parallelism", False):
-        raise EngineError("expert and pipeline parallel engines have no layout here", found=type(engine).__name__)
+        raise EngineError(
+            "expert and pipeline parallel engines have no layout here", found=type(engine).__name__
+        )
     if kind in _SLICES:
         return slices.read(engine, facts, state, tp)
     if flat.owns(engine.optimizer, state):
         return flat.read(engine, facts, state)
     ours = kind in _WHOLE
-    if engine.zero_optimization_stage() == 0 and (ours or isinstance(engine.optimizer, torch.optim.Optimizer)):
+    if engine.zero_optimization_stage() == 0 and (
+        ours or isinstance(engine.optimizer, torch.optim.Optimizer)
+    ):
         return whole.read(engine, facts, state)
     raise EngineError(
         f"{kind} is not an optimizer whose storage is known",
@@ -95,9 +99,12 @@ class _Account:
 
 
 def _layout(engine: Any, state: str | None) -> Layout:
+    facts: list[ParameterFacts]
     mine: _Account | ReshardError
-    tp, facts = described(engine.module)
+    survey = Survey(engine.module)
+    tp, facts = survey.tp, []
     try:
+        facts = survey.facts()
         held = read(engine, facts, state, tp).account(tp.index)
         mine = _Account(held, tuple(fact.agreed() for fact in facts))
     except ReshardError as refusal:
@@ -149,11 +156,15 @@ def _build(facts: Sequence[ParameterFacts], held: Sequence[Held], state: str | N
     parameters = _parameters(builder, facts, held, state)
     shards = _shards(builder, facts, len(held))
     rows = []
-    for rank, one in sorted(((rank, one) for one in held for rank in one.ranks), key=lambda pair: pair[0]):
+    for rank, one in sorted(((rank, kept) for kept in held for rank in kept.ranks), key=lambda pair: pair[0]):
         buffers = [builder.tensor(rank, spec.name, spec.dtype, spec.length) for spec in one.storages]
         runs = one.runs(rank)
         runs = runs[runs[:, 4] > 0]
-        columns = parameters[runs[:, 0]], shards[runs[:, 0], one.tp_index], np.array(buffers, np.int64)[runs[:, 1]]
+        columns = (
+            parameters[runs[:, 0]],
+            shards[runs[:, 0], one.tp_index],
+            np.array(buffers, np.int64)[runs[:, 1]],
+        )
         rows.append(np.column_stack([*columns, runs[:, 2:]]))
     builder.place_runs(np.ascontiguousarray(np.concatenate(rows), dtype=np.int64))
     return builder.build()

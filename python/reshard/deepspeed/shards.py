@@ -19,7 +19,7 @@ from . import flat, slices
 from .errors import StaleError
 from .layouts import checked_state, read
 from .stored import Stored
-from .tensor_parallel import ParameterFacts, described
+from .tensor_parallel import ParameterFacts, Survey
 
 __all__ = ["Shards", "optimizer_shards", "parameter_shards"]
 
@@ -90,10 +90,11 @@ def optimizer_shards(engine: Any, state: str) -> Shards:
 
 def stored(engine: Any, state: str | None) -> Stored:
     """What this rank keeps, once it is seen that the engine may be moved."""
-    tp, facts = described(engine.module)
+    survey = Survey(engine.module)
+    facts = survey.facts()
     if state is None:
         _settle(engine, facts)
-    return read(engine, facts, state, tp)
+    return read(engine, facts, state, survey.tp)
 
 
 def _settle(engine: Any, facts: list[ParameterFacts]) -> None:

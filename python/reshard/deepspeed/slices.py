@@ -4,9 +4,10 @@
     fp32.0 fp32.1   fp32_partitioned_groups_flat  [ a a|b b b] [c|d d . ]  the same slots, a tensor a sub-group
     weights/x       ds_tensor of a frozen x    [ x x ]                  stands alone, as all do without an optimizer
 
-W and the order of slices are those of `param.ds_process_group`, per parameter: plain `zero.Init` partitioned what AutoTP
-left alone over the world. While weights are offloaded, `ds_tensor`s alias wrong bytes of `lp_param_buffer`, so they are
-found through the buffer. Sources: DeepSpeed 0.19.8 `runtime/zero/stage3.py`, `runtime/zero/partition_parameters.py`.
+W and the order of slices are those of `param.ds_process_group`, per parameter: plain `zero.Init` partitioned what
+AutoTP left alone over the world. While weights are offloaded, `ds_tensor`s alias wrong bytes of `lp_param_buffer`, so
+slots are found through the buffer. Sources: DeepSpeed 0.19.8 `runtime/zero/stage3.py`,
+`runtime/zero/partition_parameters.py`.
 """
 
 from __future__ import annotations
@@ -39,10 +40,18 @@ def read(engine: Any, facts: Sequence[ParameterFacts], state: str | None, tp: Te
     if state is not None:
         _add_states(stored, optimizer, state)
         return stored
-    flat = _add_flat(stored, optimizer) if hasattr(optimizer, "fp16_groups") else set()
-    for fact in facts:
-        if id(fact.parameter) not in flat and internal(fact.parameter, "ds_numel"):
-            _add_alone(stored, optimizer, fact)
+    groups = internal(optimizer, "fp16_groups") if hasattr(optimizer, "fp32_partitioned_groups_flat") else []
+    owned = {id(parameter) for group in groups for parameter in group}
+    alone = [
+        fact for fact in facts if id(fact.parameter) not in owned and internal(fact.parameter, "ds_numel")
+    ]
+    for fact in alone:
+        _refuse_alias(fact)
+    if groups:
+        _add_flat(stored, optimizer, groups)
+    for fact in alone:
+        storage = stored.add_tensor(f"weights/{fact.name}", fact.parameter.ds_tensor)
+        _add_slot(stored, fact.parameter, storage, 0)
     return stored
 
 
@@ -70,7 +79,9 @@ def _refuse(fact: ParameterFacts, tp: TensorParallel) -> None:
     partition = internal(parameter, "ds_tensor")
     location = getattr(partition, "final_location", None)
     if internal(partition, "status") is not PartitionedParamStatus.AVAILABLE or location in ("nvme",):
-        raise EngineError(f"{name} is swapped to NVMe", parameter=name, found=location, hint="offload to cpu instead")
+        raise EngineError(
+            f"{name} is swapped to NVMe", parameter=name, found=location, hint="offload to cpu instead"
+        )
     if hasattr(partition, "ds_quant_scale") or partition.dtype != parameter.dtype:
         raise EngineError(
             f"{name} is quantised: its partition holds {partition.dtype}, the parameter is {parameter.dtype}",
@@ -104,20 +115,18 @@ def _add_slot(stored: Stored, parameter: Any, storage: int, start: int) -> int:
     return start + int(parameter.ds_tensor.ds_numel)
 
 
-def _add_flat(stored: Stored, optimizer: Any) -> set[int]:
-    """The weights that the optimizer owns; returns the ids of their parameters."""
-    groups = internal(optimizer, "fp16_groups")
+def _add_flat(stored: Stored, optimizer: Any, groups: Sequence[Sequence[Any]]) -> None:
+    """The weights that the optimizer owns."""
     single = getattr(optimizer, "lp_param_buffer", None)
     if single is not None:
         _fill_tensor(stored, optimizer, single, [parameter for group in groups for parameter in group])
-    else:
-        # `offload_param` keeps a tensor a sub-group, in host memory.
-        flats = internal(optimizer, "fp16_partitioned_groups_flat")
-        if len(flats) != len(groups) or any(tensor is None for tensor in flats):
-            raise EngineError("sub-groups of the weights are swapped to NVMe", hint="offload to cpu instead")
-        for tensor, group in zip(flats, groups, strict=True):
-            _fill_tensor(stored, optimizer, tensor, group)
-    return {id(parameter) for group in groups for parameter in group}
+        return
+    # `offload_param` keeps a tensor a sub-group, in host memory.
+    flats = internal(optimizer, "fp16_partitioned_groups_flat")
+    if len(flats) != len(groups) or any(tensor is None for tensor in flats):
+        raise EngineError("sub-groups of the weights are swapped to NVMe", hint="offload to cpu instead")
+    for tensor, group in zip(flats, groups, strict=True):
+        _fill_tensor(stored, optimizer, tensor, group)
 
 
 def _fill_tensor(stored: Stored, optimizer: Any, tensor: torch.Tensor, parameters: Sequence[Any]) -> None:
@@ -139,17 +148,16 @@ def _check_slot(stored: Stored, optimizer: Any, parameter: Any, tensor: torch.Te
         raise unexpected(f"its partition at element {start} of the flat buffer", "it elsewhere", name)
 
 
-def _add_alone(stored: Stored, optimizer: Any, fact: ParameterFacts) -> None:
-    """A parameter that no optimizer owns: its partition is its own tensor."""
+def _refuse_alias(fact: ParameterFacts) -> None:
+    """A parameter that no optimizer owns: its partition is a tensor of its own, or DeepSpeed has overwritten it."""
     partition = fact.parameter.ds_tensor
     if partition.untyped_storage().nbytes() != partition.numel() * partition.element_size():
         raise EngineError(
-            f"{fact.name}: the partition of this frozen parameter is not a tensor of its own: offload_states has pointed "
-            "it into the buffer of the trained ones, and its values are lost",
+            f"{fact.name}: the partition of this frozen parameter is not a tensor of its own: offload_states has "
+            "pointed it into the buffer of the trained ones, and its values are lost",
             parameter=fact.name,
             hint="do not offload lp_params where parameters are frozen, or load them again",
         )
-    _add_slot(stored, fact.parameter, stored.add_tensor(f"weights/{fact.name}", partition), 0)
 
 
 def _add_states(stored: Stored, optimizer: Any, state: str) -> None:
@@ -163,14 +171,20 @@ def _add_states(stored: Stored, optimizer: Any, state: str) -> None:
     for number, (master, group) in enumerate(zip(masters, groups, strict=True)):
         slots = sum(parameter.ds_tensor.ds_numel for parameter in group)
         if internal(optimizer, "swap_optimizer") or master.numel() == 0 < slots:
-            raise EngineError(f"sub-group {number} of {state} is swapped to NVMe", hint="offload to cpu instead")
+            raise EngineError(
+                f"sub-group {number} of {state} is swapped to NVMe", hint="offload to cpu instead"
+            )
         if master.numel() != slots:
-            raise unexpected(f"{slots} elements in sub-group {number} of the master weights", str(master.numel()))
+            raise unexpected(
+                f"{slots} elements in sub-group {number} of the master weights", str(master.numel())
+            )
         tensor = state_tensor(internal(optimizer, "optimizer"), master, state, f"sub-group {number}")
         storage, start = stored.add_tensor(f"{state}.{number}", tensor), 0
         for parameter in group:
             recorded = positions[optimizer.get_param_id(parameter)]
             if recorded[:2] != [number, start]:
                 name = stored.facts[stored.number(parameter)].name
-                raise unexpected(f"element {start} of sub-group {number}", f"recorded position {recorded}", name)
+                raise unexpected(
+                    f"element {start} of sub-group {number}", f"recorded position {recorded}", name
+                )
             start = _add_slot(stored, parameter, storage, start)

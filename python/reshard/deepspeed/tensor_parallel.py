@@ -10,7 +10,6 @@ groups count. Sources: DeepSpeed 0.19.8 `module_inject/layers.py`, `checkpoint/a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,9 @@ import torch.distributed
 from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
 from deepspeed.module_inject import layers
 
-from .errors import EngineError, internal, unexpected
+from .errors import EngineError, unexpected
 
-__all__ = ["ParameterFacts", "TensorParallel", "described"]
+__all__ = ["ParameterFacts", "Survey", "TensorParallel"]
 
 # Layers that cut their parameters and describe the cut wrongly or not at all.
 _UNDESCRIBED = tuple(
@@ -33,7 +32,7 @@ _UNDESCRIBED = tuple(
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """The tensor-parallel group of this rank: its ranks in order, which of them this one is, and the group (or None)."""
+    """The tensor-parallel group of this rank: its ranks in order, which of them this is, and the group (or None)."""
 
     ranks: tuple[int, ...]
     index: int
@@ -55,7 +54,7 @@ class ParameterFacts:
     name: str
     aliases: tuple[str, ...]
     shape: tuple[int, ...]
-    affine_map: Mapping[str, Any] | None
+    affine_map: dict[str, Any] | None
     parameter: Any
 
     def agreed(self) -> tuple[Any, ...]:
@@ -63,50 +62,65 @@ class ParameterFacts:
         return self.name, self.aliases, self.shape, self.affine_map is None, str(self.parameter.dtype)
 
 
-def described(module: torch.nn.Module) -> tuple[TensorParallel, list[ParameterFacts]]:
-    """The group over which AutoTP cut `module` (this rank alone where it cut nothing), and all parameters in module order.
+class Survey:
+    """One walk over a module: the group over which AutoTP cut it, and every parameter with its names.
 
-    Frozen and empty parameters are among them. One walk over the modules.
+    What must be refused is kept until `facts` is called, so that the group is known with which to share the refusal.
 
-    Raises:
-        EngineError: layers that were cut over different groups; a parameter that its layer cut and does not describe,
-            with the reason that DeepSpeed gives.
-        InternalsError: a layer that says another index or size than its group, a shard that is not as its map says.
+    Attributes:
+        tp: the group; this rank alone where nothing was cut.
     """
-    tp, first = TensorParallel((torch.distributed.get_rank(),), 0, None), ""
-    names: dict[int, list[str]] = {}
-    parameters: dict[int, Any] = {}
-    seen: set[int] = set()
-    for prefix, layer in module.named_modules(remove_duplicate=False):
-        for name, parameter in layer._parameters.items():
-            if parameter is not None:
-                names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
-                parameters[id(parameter)] = parameter
-        if id(layer) in seen:
-            continue
-        seen.add(id(layer))
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.tp = TensorParallel((torch.distributed.get_rank(),), 0, None)
+        self._first = ""
+        self._refusal: EngineError | None = None
+        self._names: dict[int, list[str]] = {}
+        self._parameters: dict[int, Any] = {}
+        seen: set[int] = set()
+        for prefix, layer in module.named_modules(remove_duplicate=False):
+            for name, parameter in layer._parameters.items():
+                if parameter is not None:
+                    self._names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+                    self._parameters[id(parameter)] = parameter
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                self._look_at(prefix, layer)
+
+    def facts(self) -> list[ParameterFacts]:
+        """All parameters in module order, frozen and empty ones included, tied ones once.
+
+        Raises:
+            EngineError: layers that were cut over different groups; a parameter that its layer cut and does not
+                describe, with the reason that DeepSpeed gives.
+            InternalsError: a layer that says another index or size than its group, a shard that is not as its map says.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        return [_facts(self._names[key], parameter, self.tp) for key, parameter in self._parameters.items()]
+
+    def _look_at(self, name: str, layer: Any) -> None:
         if isinstance(layer, _UNDESCRIBED):
-            raise _undescribed(prefix, layer)
-        if getattr(layer, "mp_group", None) is not None and hasattr(layer, "tp_world_size"):
-            found = _group_of(prefix, layer)
-            if first and found.ranks != tp.ranks:
-                raise EngineError(
-                    f"{first} is cut over ranks {list(tp.ranks)} and {prefix} over {list(found.ranks)}",
-                    parameter=prefix,
-                    expected=tp.ranks,
-                    found=found.ranks,
-                )
-            tp, first = found, first or prefix
-    return tp, [_facts(names[key], parameter, tp) for key, parameter in parameters.items()]
-
-
-def _group_of(name: str, layer: Any) -> TensorParallel:
-    rank, group = torch.distributed.get_rank(), layer.mp_group
-    ranks = tuple(torch.distributed.get_process_group_ranks(group))
-    said = (layer.tp_world_size, internal(layer, "tp_index"))
-    if rank not in ranks or said != (len(ranks), ranks.index(rank)):
-        raise unexpected(f"{name} with size and index {said}", f"the process group {list(ranks)}")
-    return TensorParallel(ranks, said[1], group)
+            self._refusal = self._refusal or _undescribed(name, layer)
+        if getattr(layer, "mp_group", None) is None or not hasattr(layer, "tp_world_size"):
+            return
+        rank, ranks = (
+            torch.distributed.get_rank(),
+            tuple(torch.distributed.get_process_group_ranks(layer.mp_group)),
+        )
+        said = (layer.tp_world_size, getattr(layer, "tp_index", None))
+        if rank not in ranks or said != (len(ranks), ranks.index(rank)):
+            wrong = unexpected(f"{name} with size and index {said}", f"the process group {list(ranks)}")
+            self._refusal = self._refusal or wrong
+        elif not self._first:
+            self.tp, self._first = TensorParallel(ranks, ranks.index(rank), layer.mp_group), name
+        elif ranks != self.tp.ranks:
+            self._refusal = self._refusal or EngineError(
+                f"{self._first} is cut over ranks {list(self.tp.ranks)} and {name} over {list(ranks)}",
+                parameter=name,
+                expected=self.tp.ranks,
+                found=ranks,
+            )
 
 
 def _undescribed(name: str, layer: Any) -> EngineError:
@@ -131,11 +145,13 @@ def shard_shape(parameter: Any) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _published(name: str, parameter: Any) -> tuple[Mapping[str, Any] | None, tuple[int, ...]]:
+def _published(name: str, parameter: Any) -> tuple[dict[str, Any] | None, tuple[int, ...]]:
     said = getattr(parameter, DS_AUTOTP_UC_META, None)
     if said is None:
         if getattr(parameter, layers.DS_IS_REPLACED_MODULE, False):
-            raise unexpected(f"attribute {DS_AUTOTP_UC_META}", "a parameter that AutoTP replaced without it", name)
+            raise unexpected(
+                f"attribute {DS_AUTOTP_UC_META}", "a parameter that AutoTP replaced without it", name
+            )
         return None, shard_shape(parameter)
     conversion = said.get("conversion") or {}
     affine_map, original = conversion.get("affine_map"), conversion.get("original_shape")
@@ -152,15 +168,19 @@ def _published(name: str, parameter: Any) -> tuple[Mapping[str, Any] | None, tup
 
 
 def _check_shard(
-    name: str, parameter: Any, affine_map: Mapping[str, Any], full: tuple[int, ...], tp: TensorParallel
+    name: str, parameter: Any, affine_map: dict[str, Any], full: tuple[int, ...], tp: TensorParallel
 ) -> None:
     if math.prod(full) != math.prod(affine_map["logical_shape"]):
         raise unexpected(f"a map of shape {full}", f"one of shape {tuple(affine_map['logical_shape'])}", name)
     ranks = affine_map["ranks"]
     mine = ranks.get(tp.index, ranks.get(str(tp.index)))
     if mine is None or len(ranks) != len(tp.ranks):
-        raise unexpected(f"a map of {len(tp.ranks)} ranks with index {tp.index}", f"ranks {sorted(ranks)}", name)
+        raise unexpected(
+            f"a map of {len(tp.ranks)} ranks with index {tp.index}", f"ranks {sorted(ranks)}", name
+        )
     if math.prod(mine["shard_shape"]) != math.prod(shard_shape(parameter)):
         raise unexpected(
-            f"a shard of shape {tuple(mine['shard_shape'])} as its map says", f"{shard_shape(parameter)}", name
+            f"a shard of shape {tuple(mine['shard_shape'])} as its map says",
+            f"{shard_shape(parameter)}",
+            name,
         )

@@ -36,8 +36,8 @@ def training_target(
     Args:
         engine: it may have an optimizer or none.
         moments: what becomes of the optimizer's moments: "keep", or "zero" with the step count. Must be said.
-        weights_only: write the low-precision weights and nothing else. The next step undoes that: it is for engines that
-            will not step again.
+        weights_only: write the low-precision weights and nothing else. The next step undoes that: it is for engines
+            that will not step again.
 
     Raises:
         EngineError: an engine with an optimizer and neither `moments` nor `weights_only`; else as `parameter_layout`.
@@ -49,7 +49,9 @@ def training_target(
             hint='moments="keep" or moments="zero", or weights_only=True if the engine will not step again',
         )
     if moments not in (None, "keep", "zero"):
-        raise EngineError(f"unknown moments {moments!r}", kind="usage", expected=("keep", "zero"), found=moments)
+        raise EngineError(
+            f"unknown moments {moments!r}", kind="usage", expected=("keep", "zero"), found=moments
+        )
     return TrainingTarget(engine, moments)
 
 
@@ -86,12 +88,17 @@ class TrainingTarget:
 
 
 def _has_masters(engine: Any) -> bool:
-    return hasattr(engine.optimizer, "param_groups") and getattr(engine.optimizer, "using_real_optimizer", True)
+    return hasattr(engine.optimizer, "param_groups") and getattr(
+        engine.optimizer, "using_real_optimizer", True
+    )
 
 
 def _refresh(weights: Stored, masters: Stored) -> None:
     """Copies each run of the master weights from the same elements of the weights."""
-    places = {parameter: (storage, offset, first, length) for parameter, storage, offset, first, length in _runs(weights)}
+    places = {
+        parameter: (storage, offset, first, length)
+        for parameter, storage, offset, first, length in _runs(weights)
+    }
     sources, targets = list(weights.tensors.values()), list(masters.tensors.values())
     for parameter, storage, offset, first, length in _runs(masters):
         at, begin, held_first, held = places[parameter]

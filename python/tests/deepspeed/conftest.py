@@ -7,4 +7,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import engines  # noqa: E402, F401
+import engines  # noqa: F401

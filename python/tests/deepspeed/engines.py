@@ -5,8 +5,8 @@
     consolidated(engine) -> {name: full tensor} on rank 0: DeepSpeed's own gather over ZeRO and tensor parallelism
     full_state(engine, "exp_avg") -> the same of an optimizer state, gathered over ZeRO by DeepSpeed and over TP plainly
 
-Every parameter is filled with values drawn from a generator seeded by its name, so that neighbours differ and every rank
-agrees, whichever way the model was built (`drift` makes the ranks disagree).
+Every parameter is filled with values drawn from a generator seeded by its name, so that neighbours differ and every
+rank agrees, whichever way the model was built (`drift` makes the ranks disagree).
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Case:
     alignment: bool = False
     bf16_optimizer: bool = False
     offload: str | None = None  # "optimizer", "parameters" (stage 3), "both"
-    persistence_elements: int | None = None  # None: DeepSpeed's default, under which everything small persists
+    persistence_elements: int | None = (
+        None  # None: DeepSpeed's default, under which everything small persists
+    )
     hpz: int = 1
     drift: bool = False
     learning_rate: float = 1e-2
@@ -114,7 +116,8 @@ def qwen3_config(case: Case) -> Any:
     return Qwen3Config(
         hidden_size=4 * case.heads, intermediate_size=INNER, num_hidden_layers=case.layers, head_dim=6,
         num_attention_heads=case.heads, num_key_value_heads=case.kv_heads, vocab_size=case.vocabulary,
-        attention_bias=case.bias, tie_word_embeddings=case.tied, max_position_embeddings=32, torch_dtype=DTYPES[case.dtype],
+        attention_bias=case.bias, tie_word_embeddings=case.tied, max_position_embeddings=32,
+        torch_dtype=DTYPES[case.dtype],
     )  # fmt: skip
 
 
@@ -126,7 +129,12 @@ def full_shapes(case: Case) -> dict[str, tuple[int, ...]]:
 
 def forget_groups() -> None:
     """Lets a second engine of another TP size be made in this process: DeepSpeed would keep the first one's groups."""
-    for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "mesh_device"):
+    for name in (
+        "_TENSOR_MODEL_PARALLEL_GROUP",
+        "_DATA_PARALLEL_GROUP",
+        "_MODEL_PARALLEL_GROUP",
+        "mesh_device",
+    ):
         setattr(groups, name, None)
 
 
@@ -224,8 +232,18 @@ def _partition_config(case: Case) -> dict[str, Any]:
     ]
     if case.fused:
         layers += [
-            {"patterns": [r".*qkv\.weight$"], "partition_type": "column", "shape": [FUSED["qkv"], -1], "partition_dim": 0},
-            {"patterns": [r".*merge\.weight$"], "partition_type": "row", "shape": [-1, FUSED["merge"]], "partition_dim": 1},
+            {
+                "patterns": [r".*qkv\.weight$"],
+                "partition_type": "column",
+                "shape": [FUSED["qkv"], -1],
+                "partition_dim": 0,
+            },
+            {
+                "patterns": [r".*merge\.weight$"],
+                "partition_type": "row",
+                "shape": [-1, FUSED["merge"]],
+                "partition_dim": 1,
+            },
         ]
     return {"use_default_specs": False, "layer_specs": layers}
 
@@ -259,11 +277,13 @@ def consolidated(engine: Any, restore: bool = True) -> dict[str, torch.Tensor] |
     """DeepSpeed's own full weights on rank 0, `None` elsewhere. Collective; shares no code with `reshard`.
 
     The call changes the engine: below stage 3 it takes parameters out of their flat buffers, at stage 3 it gathers
-    persistent ones. `restore` puts that back. Without tensor parallelism below stage 3 DeepSpeed has no such call; there
-    each rank holds whole parameters, and rank 0's are the answer.
+    persistent ones. `restore` puts that back. Without tensor parallelism below stage 3 DeepSpeed has no such call;
+    there each rank holds whole parameters, and rank 0's are the answer.
     """
     if engine.zero_optimization_stage() < 3 and engine.autotp_size() <= 1:
-        weights: Any = {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
+        weights: Any = {
+            name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()
+        }
         return weights if torch.distributed.get_rank() == 0 else None
     weights = engine._consolidated_16bit_state_dict()
     if weights is not None:
@@ -315,7 +335,9 @@ def _zero_gathered(parameter: Any, state: str) -> torch.Tensor:
     return torch.as_tensor(value).detach().clone().view(shape).float()
 
 
-def _joined(shard: torch.Tensor, shape: tuple[int, ...], tp: int, parts: tuple[int, ...] | None) -> torch.Tensor:
+def _joined(
+    shard: torch.Tensor, shape: tuple[int, ...], tp: int, parts: tuple[int, ...] | None
+) -> torch.Tensor:
     """The full tensor; `parts` are the widths of what was fused along the cut axis, each cut evenly on its own."""
     if tp == 1:
         return shard

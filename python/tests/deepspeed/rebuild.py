@@ -48,14 +48,18 @@ def rebuilt(layout: Any, shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             memory = shards[piece.rank][storage.name]
             assert memory.nbytes == storage.bytes, f"rank {piece.rank} {storage.name}: {memory.nbytes} bytes"
             end = piece.offset + sum((n - 1) * s for n, s in zip(piece.shape, piece.strides, strict=True))
-            assert end < memory.size, f"{parameter.name}: a piece of rank {piece.rank} ends outside {storage.name}"
+            assert end < memory.size, (
+                f"{parameter.name}: a piece of rank {piece.rank} ends outside {storage.name}"
+            )
             strides = tuple(stride * memory.itemsize for stride in piece.strides)
             held = as_strided(memory[piece.offset :], tuple(piece.shape), strides)
             if result is None:
                 result = np.zeros(parameter.shape, memory.dtype)
             region = tuple(slice(o, o + n) for o, n in zip(piece.origin, piece.shape, strict=True))
             before = written[region]
-            assert (result[region][before] == held[before]).all(), f"{parameter.name}: unequal replicas on {piece.rank}"
+            assert (result[region][before] == held[before]).all(), (
+                f"{parameter.name}: unequal replicas on {piece.rank}"
+            )
             result[region], written[region] = held, True
         assert written.all(), f"{parameter.name}: {int((~written).sum())} elements are nowhere"
         full[parameter.name] = np.zeros(parameter.shape, np.uint8) if result is None else result
@@ -82,7 +86,9 @@ def scattered(layout: Any, shards: Mapping[str, torch.Tensor], full: Mapping[str
             region = tuple(slice(o, o + n) for o, n in zip(piece.origin, piece.shape, strict=True))
             target = shards[buffers[piece.buffer]]
             where = target.storage_offset() + piece.offset
-            target.as_strided(tuple(piece.shape), tuple(piece.strides), where).copy_(full[piece.parameter][region])
+            target.as_strided(tuple(piece.shape), tuple(piece.strides), where).copy_(
+                full[piece.parameter][region]
+            )
 
 
 def gathered(layout: Any, shards: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:

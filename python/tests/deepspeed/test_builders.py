@@ -62,8 +62,7 @@ def _unequal(rank: int, topology: str, case: Case, options: dict[str, Any]) -> l
 
 @pytest.mark.parametrize("number", range(len(TOPOLOGIES)))
 def test_live_layouts_are_the_builders(number: int) -> None:
-    topology, case, options = TOPOLOGIES[number]
-    ways = [int(found) for found in re.findall(r"[td]p=(\d)", topology)]
+    ways = [int(found) for found in re.findall(r"[td]p=(\d)", TOPOLOGIES[number][0])]
     assert run_ranks(ways[0] * ways[1], _unequal, *TOPOLOGIES[number]) == [[]] * (ways[0] * ways[1])
 
 
@@ -90,7 +89,9 @@ def _published_unequal(rank: int, case: Case) -> list[str]:
     maps = {re.sub(r"\\(.)", r"\1", key[1:-1]): value for key, value in info["affine_map"]["params"].items()}
     live = reshard.deepspeed.parameter_layout(engine)
     told = reshard.Layout.from_affine_maps(maps, "bf16")
-    assert {one.name: one.shape for one in live.parameters} == {one.name: one.shape for one in told.parameters}
+    assert {one.name: one.shape for one in live.parameters} == {
+        one.name: one.shape for one in told.parameters
+    }
     return [name for name in maps if _boxes(live, name) != _boxes(told, name)]
 
 
