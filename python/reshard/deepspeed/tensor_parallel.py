@@ -1,0 +1,186 @@
+"""How AutoTP cut the parameters, as its layers say: never as the configuration says.
+
+    module.layers.0.mlp.down_proj   LinearAllreduce: mp_group (ranks), tp_index, and on its weight an affine map
+    module.norm                     an ordinary layer: whole on every tensor-parallel rank
+
+A second engine in a process keeps the groups of the first whatever its configuration asks for, so only the layers' own
+groups count. Sources: DeepSpeed 0.19.8 `module_inject/layers.py`, `checkpoint/affine.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
+from deepspeed.module_inject import layers
+
+from .errors import EngineError, unexpected
+
+__all__ = ["ParameterFacts", "Survey", "TensorParallel"]
+
+# Layers that cut their parameters and describe the cut wrongly or not at all.
+_UNDESCRIBED = tuple(
+    getattr(layers, name)
+    for name in ("TensorParallelConv2d", "conv_LinearLayer", "Conv_LinearALlreduce")
+    if hasattr(layers, name)
+)
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """The tensor-parallel group of this rank: its ranks in order, which of them this is, and the group (or None)."""
+
+    ranks: tuple[int, ...]
+    index: int
+    group: Any
+
+
+@dataclass(frozen=True)
+class ParameterFacts:
+    """One parameter of the module, tied ones once.
+
+    Attributes:
+        name: its first name in `module.named_parameters()`.
+        aliases: its other names.
+        shape: of the full parameter, before anything was cut.
+        affine_map: what its layer published, a dict; None if it is whole on every tensor-parallel rank.
+        parameter: the object.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    affine_map: dict[str, Any] | None
+    parameter: Any
+
+    def agreed(self) -> tuple[Any, ...]:
+        """What every tensor-parallel rank must say alike."""
+        return self.name, self.aliases, self.shape, self.affine_map is None, str(self.parameter.dtype)
+
+
+class Survey:
+    """One walk over a module: the group over which AutoTP cut it, and every parameter with its names.
+
+    What must be refused is kept until `facts` is called, so that the group is known with which to share the refusal.
+
+    Attributes:
+        tp: the group; this rank alone where nothing was cut.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.tp = TensorParallel((torch.distributed.get_rank(),), 0, None)
+        self._first = ""
+        self._refusal: EngineError | None = None
+        self._names: dict[int, list[str]] = {}
+        self._parameters: dict[int, Any] = {}
+        seen: set[int] = set()
+        for prefix, layer in module.named_modules(remove_duplicate=False):
+            for name, parameter in layer._parameters.items():
+                if parameter is not None:
+                    self._names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+                    self._parameters[id(parameter)] = parameter
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                self._look_at(prefix, layer)
+
+    def facts(self) -> list[ParameterFacts]:
+        """All parameters in module order, frozen and empty ones included, tied ones once.
+
+        Raises:
+            EngineError: layers that were cut over different groups; a parameter that its layer cut and does not
+                describe, with the reason that DeepSpeed gives.
+            InternalsError: a layer that says another index or size than its group, a shard that is not as its map says.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        return [_facts(self._names[key], parameter, self.tp) for key, parameter in self._parameters.items()]
+
+    def _look_at(self, name: str, layer: Any) -> None:
+        if isinstance(layer, _UNDESCRIBED):
+            self._refusal = self._refusal or _undescribed(name, layer)
+        if getattr(layer, "mp_group", None) is None or not hasattr(layer, "tp_world_size"):
+            return
+        rank, ranks = (
+            torch.distributed.get_rank(),
+            tuple(torch.distributed.get_process_group_ranks(layer.mp_group)),
+        )
+        said = (layer.tp_world_size, getattr(layer, "tp_index", None))
+        if rank not in ranks or said != (len(ranks), ranks.index(rank)):
+            wrong = unexpected(f"{name} with size and index {said}", f"the process group {list(ranks)}")
+            self._refusal = self._refusal or wrong
+        elif not self._first:
+            self.tp, self._first = TensorParallel(ranks, ranks.index(rank), layer.mp_group), name
+        elif ranks != self.tp.ranks:
+            self._refusal = self._refusal or EngineError(
+                f"{self._first} is cut over ranks {list(self.tp.ranks)} and {name} over {list(ranks)}",
+                parameter=name,
+                expected=self.tp.ranks,
+                found=ranks,
+            )
+
+
+def _undescribed(name: str, layer: Any) -> EngineError:
+    return EngineError(
+        f"{name}: DeepSpeed does not describe how {type(layer).__name__} cuts its parameters",
+        parameter=name,
+        found=type(layer).__name__,
+        hint="keep this layer out of AutoTP with a partition_config",
+    )
+
+
+def _facts(names: list[str], parameter: Any, tp: TensorParallel) -> ParameterFacts:
+    name, *aliases = names
+    affine_map, full = _published(name, parameter)
+    if affine_map is not None:
+        _check_shard(name, parameter, affine_map, full, tp)
+    return ParameterFacts(name, tuple(aliases), full, affine_map, parameter)
+
+
+def shard_shape(parameter: Any) -> tuple[int, ...]:
+    """Of this rank's tensor-parallel shard: `param.shape` is empty where ZeRO-3 has partitioned it."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _published(name: str, parameter: Any) -> tuple[dict[str, Any] | None, tuple[int, ...]]:
+    said = getattr(parameter, DS_AUTOTP_UC_META, None)
+    if said is None:
+        if getattr(parameter, layers.DS_IS_REPLACED_MODULE, False):
+            raise unexpected(
+                f"attribute {DS_AUTOTP_UC_META}", "a parameter that AutoTP replaced without it", name
+            )
+        return None, shard_shape(parameter)
+    conversion = said.get("conversion") or {}
+    affine_map, original = conversion.get("affine_map"), conversion.get("original_shape")
+    if affine_map is None:
+        reason = conversion.get("unsupported_reason") or "it publishes no affine map"
+        raise EngineError(
+            f"{name}: DeepSpeed cannot describe its tensor-parallel layout: {reason}",
+            parameter=name,
+            found=reason,
+            hint="give the layer a partition_config that says its sub-parameters",
+        )
+    full = tuple(original if original is not None else affine_map["logical_shape"])
+    return affine_map, full
+
+
+def _check_shard(
+    name: str, parameter: Any, affine_map: dict[str, Any], full: tuple[int, ...], tp: TensorParallel
+) -> None:
+    if math.prod(full) != math.prod(affine_map["logical_shape"]):
+        raise unexpected(f"a map of shape {full}", f"one of shape {tuple(affine_map['logical_shape'])}", name)
+    ranks = affine_map["ranks"]
+    mine = ranks.get(tp.index, ranks.get(str(tp.index)))
+    if mine is None or len(ranks) != len(tp.ranks):
+        raise unexpected(
+            f"a map of {len(tp.ranks)} ranks with index {tp.index}", f"ranks {sorted(ranks)}", name
+        )
+    if math.prod(mine["shard_shape"]) != math.prod(shard_shape(parameter)):
+        raise unexpected(
+            f"a shard of shape {tuple(mine['shard_shape'])} as its map says",
+            f"{shard_shape(parameter)}",
+            name,
+        )
