@@ -178,6 +178,7 @@ impl LayoutBuilder {
     /// Says what lies in buffers, a row a run: ``parameter, shard, buffer, offset, first, length``: elements ``first`` to
     /// ``first + length`` of the flattened row-major shard lie from element ``offset`` of the buffer on. Rows of
     /// length 0 say nothing. ``runs`` is an ``int64`` array of shape ``(n, 6)``.
+    #[pyo3(signature = (runs: "NDArray[int64]"))]
     fn place_runs(&mut self, py: Python<'_>, runs: PyReadonlyArray2<'_, i64>) -> PyResult<()> {
         let runs = runs.as_array();
         if runs.ncols() != RUN_COLUMNS {

@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyTuple};
 use reshard_layout::affine::AffineFault;
 use reshard_layout::{Dims, Finding, Kind, LayoutError};
 use reshard_parallel::{Category, ParallelError};
-use reshard_plan::{PlanError, VerifyError};
+use reshard_plan::{PlanError, ScheduleError, VerifyError};
 
 /// What an exception is made of. Facts that an error does not have stay `None` in Python.
 pub(crate) struct Facts<'py> {
@@ -188,6 +188,25 @@ pub(crate) fn verify(py: Python<'_>, error: &VerifyError) -> PyErr {
             | VerifyError::SidesDiffer { parameter, .. }
             | VerifyError::Malformed { parameter, .. } => facts.with("parameter", parameter)?.into_error(),
             VerifyError::OtherVersion { expected, found } => {
+                facts.with("expected", *expected)?.with("found", *found)?.into_error()
+            }
+            _ => facts.into_error(),
+        }
+    };
+    flatten(make())
+}
+
+pub(crate) fn schedule(py: Python<'_>, error: &ScheduleError) -> PyErr {
+    let make = || {
+        let facts = Facts::new(py, "ScheduleError", error).with("kind", kind_name(error.kind()))?;
+        match error {
+            ScheduleError::StagingTooSmall { expected, found } => {
+                facts.with("expected", expected.0)?.with("found", found.0)?.into_error()
+            }
+            ScheduleError::PlanVersion { expected, found } => {
+                facts.with("expected", *expected)?.with("found", *found)?.into_error()
+            }
+            ScheduleError::TooManyMessages { expected, found, .. } => {
                 facts.with("expected", *expected)?.with("found", *found)?.into_error()
             }
             _ => facts.into_error(),

@@ -276,6 +276,7 @@ impl Layout {
         )
     }
 
+    #[pyo3(signature = () -> "tuple[Any, ...]")]
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let bytes = portable::to_bytes(py, &*slf.get().0)?;

@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyAny, PyBytes, PyDict, PyInt, PyList, PyTuple};
 use reshard_layout::{Places, Rank};
-use reshard_plan::{Copy as InnerCopy, Plan as Inner, Policy, plan_with};
+use reshard_plan::{Copy as InnerCopy, Options, Plan as Inner, PlanError, Policy};
 
 use crate::layout::{Buffer, Layout, Storage, buffers_of, storages_of};
+use crate::schedule::Schedule;
 use crate::shape::Shape;
 use crate::{errors, portable};
+
+/// Bytes of staging that are enough for good speed on most machines: 256 MiB.
+const STAGING_DEFAULT: u64 = reshard_plan::Schedule::STAGING_DEFAULT.0;
 
 /// One question to a policy of the caller's: which of ``candidates``, the ranks that hold all of the box, shall send
 /// it to ``target_rank``?
@@ -126,44 +130,49 @@ pub(crate) struct Plan(pub(crate) Arc<Inner>);
 ///
 /// ``policy`` says who sends a box that several ranks hold: ``"lowest"`` (the lowest rank), ``"local"`` (the target rank
 /// itself if it holds the box, else the lowest), ``"balanced"`` (itself, else who sends least so far), or a function
-/// that answers a ``Request`` with one of its candidates, and must answer alike on every rank.
+/// that answers a ``Request`` with one of its candidates, and must answer alike on every rank. With ``cast`` the two
+/// sides may have different float dtypes of a parameter, so that values are rounded to the target's.
 ///
 /// Raises ``PlanError`` naming the parameter and both sides if one is missing or its shape, dtype or scale disagrees.
 #[pyfunction]
-#[pyo3(signature = (source, target, policy: "str | Callable[[Request], int] | None" = None) -> "Plan")]
+#[pyo3(signature = (source, target, policy: "str | Callable[[Request], int] | None" = None, *, cast: "bool" = false) -> "Plan")]
 pub(crate) fn plan(
     py: Python<'_>,
     source: &Layout,
     target: &Layout,
     policy: Option<&Bound<'_, PyAny>>,
+    cast: bool,
 ) -> PyResult<Plan> {
-    let named = match policy {
-        None => Some(Policy::Balanced),
-        Some(policy) => match policy.cast::<PyString>() {
-            Ok(name) => Some(policy_of(py, name.to_str()?)?),
-            Err(_) => None,
-        },
-    };
     let (source, target) = (&*source.0, &*target.0);
-    let made = match (named, policy) {
-        (Some(policy), _) => py.detach(|| reshard_plan::plan(source, target, policy)),
-        (None, Some(function)) => {
-            let mut failure = None;
-            let made = plan_with(source, target, |request| match ask(function, request) {
-                Ok(rank) => rank,
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    request.candidates[0]
-                }
-            });
-            if let Some(error) = failure {
-                return Err(error);
-            }
-            made
+    let name = policy.map_or(Ok("balanced".to_owned()), |policy| policy.extract::<String>());
+    let made = match (name, policy) {
+        (Ok(name), _) => {
+            let policy = policy_of(py, &name)?;
+            py.detach(|| Options::new(policy).cast(cast).plan(source, target))
         }
-        (None, None) => return Err(errors::usage(py, "no policy")),
+        (Err(_), Some(function)) => asked(function, source, target, cast)?,
+        (Err(error), None) => return Err(error),
     };
     made.map(|plan| Plan(Arc::new(plan))).map_err(|error| errors::plan(py, &error))
+}
+
+/// Plans with a Python function as policy. What it raises is raised.
+fn asked(
+    function: &Bound<'_, PyAny>,
+    source: &reshard_layout::Layout,
+    target: &reshard_layout::Layout,
+    cast: bool,
+) -> PyResult<Result<Inner, PlanError>> {
+    let mut failure = None;
+    let options = Options::ask(|request| match ask(function, request) {
+        Ok(rank) => rank,
+        Err(error) => {
+            failure.get_or_insert(error);
+            request.candidates[0]
+        }
+    });
+    let made = options.cast(cast).plan(source, target);
+    failure.map_or(Ok(made), Err)
 }
 
 fn policy_of(py: Python<'_>, name: &str) -> PyResult<Policy> {
@@ -235,6 +244,12 @@ impl Plan {
         self.0.policy.name()
     }
 
+    /// Whether copies may cast from one float dtype to another.
+    #[getter]
+    fn cast(&self) -> bool {
+        self.0.cast
+    }
+
     /// One past the highest rank that owns a storage on either side.
     #[getter]
     fn world(&self) -> usize {
@@ -290,6 +305,13 @@ impl Plan {
         buffers_of(&self.0.target)
     }
 
+    /// When each message goes, so that no rank needs more than ``staging`` bytes for what it sends and receives. Raises
+    /// ``ScheduleError`` if that is too little.
+    #[pyo3(signature = (staging=STAGING_DEFAULT))]
+    fn schedule(&self, py: Python<'_>, staging: u64) -> PyResult<Schedule> {
+        Schedule::new(py, &self.0, staging)
+    }
+
     /// The plan in the form of DeepSpeed's ``TransferPlan``: parameter -> its segments as dictionaries
     /// ``{"source": [rank, offset, strides], "target": ..., "shape": ...}``, which ``TransferSegment.from_dict`` reads.
     /// Offsets count elements of the rank's shard as the two affine maps have it, or of the buffer in other layouts.
@@ -336,6 +358,7 @@ impl Plan {
         )
     }
 
+    #[pyo3(signature = () -> "tuple[Any, ...]")]
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let bytes = portable::to_bytes(py, &*slf.get().0)?;

@@ -47,8 +47,8 @@ def run_ranks(
     """Runs ``function(rank, *arguments)`` in `world` forked processes and returns what each returned, by rank.
 
     With `init` every rank has joined a gloo world over a file store. Ranks in `may_die` may be killed: `Died` stands
-    for their result. Anything raised in a rank, a death or `timeout` seconds without an end raise `RankError` here, with
-    every rank's traceback; nothing is left running.
+    for their result. Anything raised in a rank, a death or `timeout` seconds without an end raise `RankError` here,
+    with every rank's traceback; nothing is left running.
     """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="reshard-ranks-") as folder:
@@ -106,8 +106,13 @@ def _child(
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",
+        OMP_NUM_THREADS="1",
     )
     try:
         if init:

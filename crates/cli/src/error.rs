@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use reshard_layout::{Kind, LayoutError};
 use reshard_parallel::{Category, ParallelError};
-use reshard_plan::{PlanError, VerifyError};
+use reshard_plan::{PlanError, ScheduleError, VerifyError};
 
 /// Why a command did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +31,9 @@ pub(crate) enum CliError {
     /// Two layouts that make no plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A plan whose messages make no rounds.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// The planner made a plan that its own check refuses.
     #[error("the plan is wrong, which is a fault of this program: {0}")]
     Verify(#[from] VerifyError),
@@ -63,6 +66,7 @@ impl CliError {
             Self::Parallel { error, .. } => of_category(error.category()),
             Self::Layout { error, .. } => of_kind(error.kind()),
             Self::Plan(error) => of_kind(error.kind()),
+            Self::Schedule(error) => of_kind(error.kind()),
             Self::Verify(_) => 3,
             #[cfg(feature = "demo")]
             Self::Demo(error) => error.category().exit_code(),
@@ -78,6 +82,10 @@ impl CliError {
             Self::Plan(PlanError::MissingParameter { .. }) => {
                 Some("both sides must name their parameters alike".to_owned())
             }
+            Self::Plan(PlanError::DtypesDiffer { .. }) => {
+                Some("--cast permits to cast from one float type to another".to_owned())
+            }
+            Self::Schedule(error) => error.hint().map(str::to_owned),
             _ => None,
         }
     }

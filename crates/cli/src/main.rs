@@ -11,6 +11,7 @@ mod error;
 mod format;
 mod plan_command;
 mod side;
+mod size;
 
 use std::process::ExitCode;
 

@@ -8,12 +8,13 @@ use std::time::Instant;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use reshard_layout::{Bytes, Layout};
-use reshard_plan::{Plan, Policy, plan, unused_parameters, verify};
+use reshard_plan::{Options, Plan, Policy, Schedule, unused_parameters, verify};
 use serde::Serialize;
 
 use crate::error::CliError;
 use crate::format::{bytes, count, median, trimmed};
 use crate::side::{self, Side};
+use crate::size::size;
 
 /// Arguments of `reshard plan`.
 #[derive(Debug, Args)]
@@ -30,6 +31,12 @@ pub(crate) struct PlanArguments {
     /// Who sends a box that several ranks hold: lowest, local or balanced
     #[arg(long, default_value = "balanced", value_parser = policy)]
     policy: Policy,
+    /// Permit copies that cast, where the two sides have different float types
+    #[arg(long)]
+    cast: bool,
+    /// Memory a rank may use for what it sends and receives in rounds: bytes, or with KB, MB, GB, KiB, MiB, GiB
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    staging: Bytes,
     /// Measure this often and report medians
     #[arg(long, value_name = "N", default_value = "1")]
     repeats: NonZeroUsize,
@@ -50,6 +57,7 @@ pub(crate) fn policy(name: &str) -> Result<Policy, String> {
 #[derive(Serialize)]
 struct Output {
     policy: &'static str,
+    cast: bool,
     parameters: u64,
     pieces: Pieces,
     copies: u64,
@@ -57,6 +65,9 @@ struct Output {
     sent_by_rank: Vec<Bytes>,
     received_by_rank: Vec<Bytes>,
     seconds: Seconds,
+    rounds: u32,
+    rounds_bound: u32,
+    staging_bytes: Bytes,
     fingerprint: String,
     /// Source parameters that no target parameter is filled from.
     unused: Vec<String>,
@@ -79,6 +90,7 @@ struct Moved {
 struct Seconds {
     layouts: f64,
     plan: f64,
+    schedule: f64,
     verify: f64,
 }
 
@@ -86,6 +98,7 @@ struct Measured {
     source: Layout,
     target: Layout,
     plan: Plan,
+    schedule: Schedule,
     seconds: Seconds,
 }
 
@@ -94,19 +107,19 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<String, CliError> {
     let model = arguments.model.as_deref().map(side::model).transpose()?;
     let source = Side::read("--source", &arguments.source, model.as_ref())?;
     let target = Side::read("--target", &arguments.target, model.as_ref())?;
-    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut times = [const { Vec::new() }; 4];
     let mut measured = measure(&source, &target, arguments)?;
     for repeat in 0..arguments.repeats.get() {
         if repeat > 0 {
             measured = measure(&source, &target, arguments)?;
         }
-        let Seconds { layouts, plan, verify } = measured.seconds;
-        for (times, time) in times.iter_mut().zip([layouts, plan, verify]) {
+        let Seconds { layouts, plan, schedule, verify } = measured.seconds;
+        for (times, time) in times.iter_mut().zip([layouts, plan, schedule, verify]) {
             times.push(time);
         }
     }
-    let [layouts, plan, verify] = &mut times;
-    let seconds = Seconds { layouts: median(layouts), plan: median(plan), verify: median(verify) };
+    let [layouts, plan, schedule, verify] = times.each_mut().map(|times| median(times));
+    let seconds = Seconds { layouts, plan, schedule, verify };
     let output = output(&measured, seconds);
     if arguments.json {
         return Ok(serde_json::to_string_pretty(&output)?);
@@ -128,12 +141,16 @@ fn measure(source: &Side, target: &Side, arguments: &PlanArguments) -> Result<Me
     let (source, target) = (source?, target?);
     let layouts = start.elapsed().as_secs_f64();
     let start = Instant::now();
-    let made = plan(&source, &target, arguments.policy)?;
+    let made = Options::new(arguments.policy).cast(arguments.cast).plan(&source, &target)?;
     let planned = start.elapsed().as_secs_f64();
     let start = Instant::now();
+    let schedule = Schedule::new(&made, arguments.staging)?;
+    let scheduled = start.elapsed().as_secs_f64();
+    let start = Instant::now();
     verify(&made, &source, &target)?;
-    let seconds = Seconds { layouts, plan: planned, verify: start.elapsed().as_secs_f64() };
-    Ok(Measured { source, target, plan: made, seconds })
+    let verify = start.elapsed().as_secs_f64();
+    let seconds = Seconds { layouts, plan: planned, schedule: scheduled, verify };
+    Ok(Measured { source, target, plan: made, schedule, seconds })
 }
 
 fn output(measured: &Measured, seconds: Seconds) -> Output {
@@ -141,6 +158,7 @@ fn output(measured: &Measured, seconds: Seconds) -> Output {
     let (local, sent) = (statistics.bytes_local, statistics.bytes_sent);
     Output {
         policy: measured.plan.policy.name(),
+        cast: measured.plan.cast,
         parameters: measured.target.parameters().len() as u64,
         pieces: Pieces { source: statistics.source_pieces, target: statistics.target_pieces },
         copies: statistics.copies,
@@ -148,6 +166,9 @@ fn output(measured: &Measured, seconds: Seconds) -> Output {
         sent_by_rank: statistics.sent_by_rank.clone(),
         received_by_rank: statistics.received_by_rank.clone(),
         seconds,
+        rounds: measured.schedule.rounds(),
+        rounds_bound: measured.schedule.bound(),
+        staging_bytes: measured.schedule.staging(),
         fingerprint: format!("{:016x}", measured.plan.fingerprint),
         unused: unused_parameters(&measured.source, &measured.target),
     }
@@ -159,7 +180,6 @@ const RANKS_SHOWN: usize = 16;
 fn human(output: &Output, measured: &Measured) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let seconds = &output.seconds;
     let rows = [
         ("parameters", count(output.parameters)),
         ("pieces", format!("{} source, {} target", count(output.pieces.source), count(output.pieces.target))),
@@ -170,14 +190,15 @@ fn human(output: &Output, measured: &Measured) -> String {
         ("busiest sender", busiest(&output.sent_by_rank)),
         ("busiest receiver", busiest(&output.received_by_rank)),
         (
-            "milliseconds",
+            "rounds",
             format!(
-                "{:.1} layouts, {:.1} plan, {:.1} verify",
-                seconds.layouts * 1e3,
-                seconds.plan * 1e3,
-                seconds.verify * 1e3
+                "{} with {} of staging a rank, bound {}",
+                count(output.rounds.into()),
+                bytes(output.staging_bytes),
+                count(output.rounds_bound.into())
             ),
         ),
+        ("milliseconds", milliseconds(&output.seconds)),
         ("fingerprint", output.fingerprint.clone()),
     ];
     for (name, value) in rows {
@@ -197,6 +218,16 @@ fn human(output: &Output, measured: &Measured) -> String {
     text
 }
 
+fn milliseconds(seconds: &Seconds) -> String {
+    let shown = [
+        (seconds.layouts, "layouts"),
+        (seconds.plan, "plan"),
+        (seconds.schedule, "schedule"),
+        (seconds.verify, "verify"),
+    ];
+    shown.map(|(seconds, what)| format!("{:.1} {what}", seconds * 1e3)).join(", ")
+}
+
 fn busiest(by_rank: &[Bytes]) -> String {
     match by_rank.iter().enumerate().max_by_key(|&(rank, amount)| (*amount, std::cmp::Reverse(rank))) {
         Some((rank, amount)) if amount.0 > 0 => format!("rank {rank}, {}", bytes(*amount)),
@@ -208,9 +239,7 @@ fn matrix(plan: &Plan) -> String {
     let world = plan.statistics.sent_by_rank.len();
     let mut amounts = vec![vec![Bytes(0); world]; world];
     for copy in &plan.copies {
-        let dtype = plan.target.buffer(copy.target.buffer).dtype;
-        amounts[plan.target_rank(copy).index()][plan.source_rank(copy).index()] +=
-            copy.elements().bytes(dtype);
+        amounts[plan.target_rank(copy).index()][plan.source_rank(copy).index()] += plan.bytes(copy);
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

@@ -54,6 +54,7 @@ fn the_json_keys_are_stable_and_the_plan_does_not_depend_on_threads() {
         keys,
         [
             "policy",
+            "cast",
             "parameters",
             "pieces",
             "copies",
@@ -61,10 +62,15 @@ fn the_json_keys_are_stable_and_the_plan_does_not_depend_on_threads() {
             "sent_by_rank",
             "received_by_rank",
             "seconds",
+            "rounds",
+            "rounds_bound",
+            "staging_bytes",
             "fingerprint",
             "unused"
         ]
     );
+    let seconds: Vec<&String> = one["seconds"].as_object().unwrap().keys().collect();
+    assert_eq!(seconds, ["layouts", "plan", "schedule", "verify"]);
     assert_eq!(one["fingerprint"], call("2")["fingerprint"]);
     assert_eq!(one["bytes"]["local"], 0);
 }
@@ -89,6 +95,57 @@ fn a_layout_file_stands_where_a_topology_stands() {
     insta::assert_snapshot!("layout_files", text);
 }
 
+/// 72 bytes go from rank 1 to rank 0: 5 messages of at most 16 bytes, or 1 of at most 64 MiB.
+#[test]
+fn staging_decides_the_number_of_rounds() {
+    let (_folder, path) = file("two.json", FILE);
+    let whole = FILE.replace("[9,4]", "[18,4]");
+    let whole = format!("{}}}}}}}}}", whole.split(",\n    \"1\"").next().unwrap());
+    let (_other, target) = file("one.json", &whole);
+    let call = |staging: &[&str]| -> Value {
+        let sides = ["plan", "--source", &path, "--target", &target, "--json"];
+        let output = reshard(&[&sides[..], staging].concat());
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    for (staging, bytes, rounds) in
+        [(&["--staging", "64"][..], 64, 5), (&["--staging", "1KB"], 1000, 1), (&[], 268_435_456, 1)]
+    {
+        let json = call(staging);
+        assert_eq!(json["staging_bytes"], bytes);
+        assert_eq!((&json["rounds"], &json["rounds_bound"]), (&rounds.into(), &rounds.into()));
+    }
+}
+
+/// A rank of the real model receives at least 3.78 GB in messages of at most 64 MiB, and some more for what is
+/// left of each peer.
+#[test]
+fn the_rounds_of_a_real_model_are_near_its_bytes() {
+    let json = plan("autotp:tp=2,dp=4,zero=3", "autotp:tp=4,copies=2", "balanced");
+    let most = |key: &str| json[key].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).max().unwrap();
+    let least = most("received_by_rank").max(most("sent_by_rank")).div_ceil(64 << 20);
+    let rounds = json["rounds"].as_u64().unwrap();
+    assert_eq!(json["rounds_bound"], rounds);
+    assert!(least <= rounds && rounds <= least + 7, "{rounds} rounds, {least} at least");
+}
+
+#[test]
+fn a_cast_is_made_with_permission_and_counted_on_the_wire() {
+    let (_folder, wide) = file("wide.json", &FILE.replace("bf16", "f32"));
+    let (_other, narrow) = file("narrow.json", FILE);
+    let call = ["plan", "--source", &wide, "--target", &narrow];
+    let (code, text) = failure(&call);
+    assert_eq!(code, 4);
+    assert_eq!(
+        text,
+        "error: up: the source holds f32, the target bf16, and a plan casts only with permission\n\
+         hint: --cast permits to cast from one float type to another\n"
+    );
+    let output = reshard(&[&call[..], &["--cast", "--json"]].concat());
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["cast"], true);
+    assert_eq!(json["bytes"], serde_json::json!({"local": 144, "sent": 0, "total": 144}));
+}
+
 #[test]
 fn a_full_disk_under_stdout_is_an_error_that_is_said() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -107,7 +164,7 @@ fn says_what_is_wrong_and_exits_accordingly() {
     let (_folder, layout) = file("two.json", FILE);
     let (_broken_folder, broken) = file("broken.json", &FILE.replace("[36,", "[40,"));
     let (_bad_folder, bad) = file("config.json", "{\"model_type\":\"qwen3\"}");
-    let calls: [&[&str]; 10] = [
+    let calls: [&[&str]; 13] = [
         &["plan", "--source", "autotp:tp=2", "--target", "autotp:tp=4"],
         &["plan", "--model", &model, "--source", "autotp:tq=2", "--target", "autotp:tp=4"],
         &["plan", "--model", &model, "--source", "autotp:tp=2,tp=2", "--target", "autotp:tp=4"],
@@ -128,6 +185,9 @@ fn says_what_is_wrong_and_exits_accordingly() {
         &["plan", "--model", &bad, "--source", "autotp:tp=2", "--target", "autotp:tp=4"],
         &["plan", "--source", &broken, "--target", &layout],
         &["plan", "--model", &model, "--source", &layout, "--target", "autotp:tp=4"],
+        &["plan", "--source", &layout, "--target", &layout, "--staging", "1.5GB"],
+        &["plan", "--source", &layout, "--target", &layout, "--staging", "63"],
+        &["plan", "--model", &model, "--source", "autotp", "--target", "autotp:first=1", "--staging", "1KB"],
     ];
     let mut all = String::new();
     for call in calls {
