@@ -215,7 +215,7 @@ impl Plan {
 
     fn copy(&self, copy: &InnerCopy) -> Copy {
         Copy {
-            parameter: self.0.parameter_names[copy.parameter.index()].clone(),
+            parameter: self.0.parameters[copy.parameter.index()].name.clone(),
             origin: Shape(copy.origin.clone()),
             shape: Shape(copy.shape.clone()),
             source: Self::end(&self.0.source, &copy.source),
@@ -259,7 +259,7 @@ impl Plan {
     /// Names of the target's parameters.
     #[getter]
     fn parameters(&self) -> Vec<String> {
-        self.0.parameter_names.clone()
+        self.0.parameters.iter().map(|parameter| parameter.name.clone()).collect()
     }
 
     /// What it adds up to.
@@ -312,10 +312,10 @@ impl Plan {
         Schedule::new(py, &self.0, staging)
     }
 
-    /// The plan in the form of DeepSpeed's ``TransferPlan``: parameter -> its segments as dictionaries
-    /// ``{"source": [rank, offset, strides], "target": ..., "shape": ...}``, which ``TransferSegment.from_dict`` reads.
-    /// Offsets count elements of the rank's shard as the two affine maps have it, or of the buffer in other layouts.
-    #[pyo3(signature = () -> "dict[str, list[dict[str, Any]]]")]
+    /// The plan in the form of DeepSpeed's ``TransferPlan.to_dict()``: parameter -> ``{"logical_shape": [...],
+    /// "segments": [{"shape": [...], "source": [rank, offset, strides], "target": [rank, offset, strides]}]}``. Offsets
+    /// count elements of the rank's shard where the layouts came from affine maps, of its buffer otherwise.
+    #[pyo3(signature = () -> "dict[str, dict[str, Any]]")]
     fn to_transfer_plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut segments: BTreeMap<u32, Bound<'py, PyList>> = BTreeMap::new();
         for copy in &self.0.copies {
@@ -329,9 +329,11 @@ impl Plan {
             segments.entry(copy.parameter.0).or_insert_with(|| PyList::empty(py)).append(segment)?;
         }
         let plans = PyDict::new(py);
-        for (parameter, name) in (0u32..).zip(&self.0.parameter_names) {
-            let own = segments.remove(&parameter).unwrap_or_else(|| PyList::empty(py));
-            plans.set_item(name, own)?;
+        for (id, parameter) in (0u32..).zip(&self.0.parameters) {
+            let plan = PyDict::new(py);
+            plan.set_item("logical_shape", parameter.shape.to_vec())?;
+            plan.set_item("segments", segments.remove(&id).unwrap_or_else(|| PyList::empty(py)))?;
+            plans.set_item(&parameter.name, plan)?;
         }
         Ok(plans)
     }

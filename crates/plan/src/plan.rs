@@ -1,6 +1,6 @@
 //! The plan as a value: ranks, ids and element offsets, never an address.
 
-use reshard_layout::{Bytes, DType, Fill, Places, Rank};
+use reshard_layout::{Bytes, DType, Fill, Parameter, Places, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::copy::{Copy, wire_type};
@@ -79,8 +79,8 @@ pub struct Plan {
     pub copies: Vec<Copy>,
     /// Target padding, disjoint from what the copies write.
     pub fills: Vec<Fill>,
-    /// Names of the target's parameters, by id. For reports only.
-    pub parameter_names: Vec<String>,
+    /// The target's parameters, by id. For reports only.
+    pub parameters: Vec<Parameter>,
     /// What it adds up to.
     pub statistics: Statistics,
 }

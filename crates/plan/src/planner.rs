@@ -97,7 +97,7 @@ pub(crate) fn plan_how(
         target: target.places().clone(),
         copies,
         fills: target.fills().to_vec(),
-        parameter_names: target.parameters().map(|(_, parameter)| parameter.name.clone()).collect(),
+        parameters: target.parameters().map(|(_, parameter)| parameter.clone()).collect(),
         statistics: Statistics::default(),
     };
     plan.fingerprint = fingerprint(source, target, &plan);

@@ -61,7 +61,7 @@ pub fn compile(plan: &Plan, wanted: impl Fn(Rank) -> bool) -> Result<Vec<Compile
 
 fn casts(plan: &Plan, copy: &Copy) -> TransportError {
     let (source_dtype, target_dtype) = plan.types(copy);
-    let name = plan.parameter_names.get(copy.parameter.index()).cloned();
+    let name = plan.parameters.get(copy.parameter.index()).map(|parameter| parameter.name.clone());
     let parameter = name.unwrap_or_else(|| format!("parameter {}", copy.parameter.0));
     TransportError::CastUnsupported { parameter, source_dtype, target_dtype }
 }

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use reshard_layout::strategies::layout_pairs;
 use reshard_layout::{
-    Buffer, BufferId, Bytes, DType, Dims, Elements, Kind, ParameterId, Places, Rank, Storage, StorageId,
+    Buffer, BufferId, Bytes, DType, Dims, Elements, Kind, Parameter, ParameterId, Places, Rank, Storage,
+    StorageId,
 };
 use reshard_plan::{Copy, End, Options, Plan, Policy, Schedule, ScheduleError, Share, Statistics, verify};
 
@@ -186,7 +187,7 @@ fn of_traffic(amounts: &[Vec<u64>]) -> Plan {
         target: places(received),
         copies,
         fills: Vec::new(),
-        parameter_names: vec!["w".to_owned()],
+        parameters: vec![Parameter { name: "w".to_owned(), shape: Dims::new(), dtype: DType::F32 }],
         statistics,
     }
 }

@@ -4,8 +4,8 @@
 //! so that a byte that should not have been touched, or was not written, is seen.
 
 use reshard_layout::{
-    Buffer, BufferId, Bytes, DType, Dims, Elements, Fill, ParameterId, Places, Rank, Storage, StorageId,
-    address, coordinate, volume,
+    Buffer, BufferId, Bytes, DType, Dims, Elements, Fill, Parameter, ParameterId, Places, Rank, Storage,
+    StorageId, address, coordinate, volume,
 };
 use reshard_plan::{Copy, End, Plan, Policy, Statistics};
 
@@ -103,7 +103,7 @@ impl Fixture {
             target,
             copies,
             fills,
-            parameter_names: (0..wanted.len()).map(|index| format!("parameter.{index}")).collect(),
+            parameters: (0..wanted.len()).map(named).collect(),
             statistics: Statistics::default(),
         };
         Self { plan }
@@ -245,4 +245,9 @@ impl Aligned {
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
+}
+
+/// The parameter of a holding; its shape and dtype are for reports only.
+fn named(index: usize) -> Parameter {
+    Parameter { name: format!("parameter.{index}"), shape: Dims::new(), dtype: DType::F32 }
 }

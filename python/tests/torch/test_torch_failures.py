@@ -1,0 +1,311 @@
+"""Failures of one rank: every other rank raises, naming it and the stage, in time; nothing says committed.
+
+progress:  bind  move 0  move 1 ... move n  commit        a rank fails just there, by an exception, SIGKILL, SIGSTOP
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from ranks import Died, run_ranks
+from torch_matrix import born, matrix_plan, source_shard, target_shard
+
+from reshard.torch import BindError, BrokenError, State, SyncError, Synchroniser
+
+WORLD = 3
+STAGING = 512
+
+
+class Trouble(Exception):
+    """What a test lets a rank raise."""
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _at(point, action):
+    """A progress function that acts at its `point`-th call, counted from 0; the last call is -1."""
+    calls = []
+
+    def progress(stage, done, total):
+        calls.append(stage)
+        is_last = stage == "commit"
+        if len(calls) - 1 == point or (point == -1 and is_last):
+            action()
+
+    return progress
+
+
+def _raise(error):
+    def action():
+        raise error
+
+    return action
+
+
+def _attempt(synchroniser, rank, world, progress=None, version=1, target="columns", **given):
+    """What came of a sync: (rank, stage, cause, cause's class, seconds) of the error or None; target; state."""
+    shard = given.pop("shard", None)
+    shard = born(rank, world, target) if shard is None else shard
+    begin, caught = time.monotonic(), None
+    try:
+        synchroniser.sync(
+            {"shard": source_shard(rank, world, version)},
+            {"shard": shard},
+            version=version,
+            progress=progress,
+        )
+    except SyncError as error:
+        caught = (error.rank, error.stage, error.cause, type(error.__cause__), time.monotonic() - begin)
+    return caught, shard, synchroniser.state
+
+
+def _fail_and_sync_again(rank, plan, world, culprit, point, error):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    progress = _at(point, _raise(error)) if rank == culprit else None
+    first = _attempt(synchroniser, rank, world, progress)
+    second = _attempt(synchroniser, rank, world, version=2)
+    assert second[0] is None, second
+    assert torch.equal(second[1], target_shard(rank, world, version=2))
+    assert synchroniser.version == 2
+    return first
+
+
+@pytest.mark.parametrize("culprit", range(WORLD))
+@pytest.mark.parametrize("point, stage", [(0, "bind"), (1, "move"), (2, "move"), (4, "move"), (-1, "commit")])
+def test_an_exception_in_one_rank_is_everybodys_and_a_later_sync_works(culprit, point, stage):
+    plan = matrix_plan(WORLD)
+    results = run_ranks(
+        WORLD, _fail_and_sync_again, plan, WORLD, culprit, point, Trouble("no luck"), timeout=40.0
+    )
+    for rank, (caught, shard, state) in enumerate(results):
+        assert caught[:3] == (culprit, stage, "Trouble: no luck")
+        assert caught[3] is (Trouble if rank == culprit else type(None))
+        assert caught[4] < 10.0
+        assert state is (State.NEW if stage == "bind" else State.TORN)
+        if stage == "bind":
+            assert torch.isnan(shard).all()
+
+
+def _bind_error_of_one(rank, plan, world):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    wrong = torch.zeros(7) if rank == 1 else None
+    return _attempt(synchroniser, rank, world, shard=wrong), _attempt(synchroniser, rank, world)[0]
+
+
+def test_a_tensor_that_does_not_fit_one_rank_stops_all_before_a_byte_moves():
+    for rank, ((caught, shard, state), second) in enumerate(
+        run_ranks(WORLD, _bind_error_of_one, matrix_plan(WORLD), WORLD)
+    ):
+        assert caught[:2] == (1, "bind")
+        assert "target storage 'shard' of rank 1: expected 1152 bytes, found 28 bytes" in caught[2]
+        assert caught[3] is (BindError if rank == 1 else type(None))
+        assert state is State.NEW and (rank == 1 or torch.isnan(shard).all())
+        assert second is None
+
+
+def _interrupted(rank, plan, world, error):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    try:
+        # The interrupt is a real signal, while a round is being prepared: noted, and raised at the next safe point.
+        action = _interrupt if isinstance(error, KeyboardInterrupt) else _raise(error)
+        caught = _attempt(synchroniser, rank, world, _at(2, action) if rank == 1 else None)[0]
+    except BaseException as raised:
+        caught = type(raised)
+    return caught, synchroniser.state, signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_interrupt_is_told_to_the_others_and_raised_again(error):
+    results = run_ranks(WORLD, _interrupted, matrix_plan(WORLD), WORLD, error)
+    assert [state for _, state, _ in results] == [State.TORN] * WORLD
+    assert all(is_restored for _, _, is_restored in results)
+    assert results[1][0] is type(error)
+    for rank in (0, 2):
+        assert results[rank][0][:2] == (1, "move")
+        assert type(error).__name__ in results[rank][0][2]
+
+
+def _disagree(rank, plans, world, staging, versions):
+    try:
+        synchroniser = Synchroniser(plans[rank], staging=staging[rank], timeout=20.0)
+    except SyncError as error:
+        return error.rank, error.stage, error.cause
+    caught, shard, state = _attempt(synchroniser, rank, world, version=versions[rank])
+    assert state is State.NEW and torch.isnan(shard).all()
+    return caught[:3]
+
+
+def test_ranks_that_hold_different_plans_limits_or_versions_are_named():
+    plan, other = matrix_plan(WORLD), matrix_plan(WORLD, "shifted")
+    same, limits = [1, 1, 1], [STAGING] * WORLD
+    cases = [
+        ([plan, plan, other], limits, same, "the plans differ"),
+        ([plan] * 3, [512, 512, 1024], same, "the schedules differ"),
+        ([plan] * 3, limits, [4, 4, 5], "the versions to move differ: 4 on ranks 0, 1, 5 on rank 2"),
+    ]
+    for plans, staging, versions, text in cases:
+        results = run_ranks(WORLD, _disagree, plans, WORLD, staging, versions)
+        assert len(set(results)) == 1
+        rank, stage, cause = results[0]
+        assert (rank, stage) == (2, "agree") and cause.startswith(text)
+
+
+def _unmakeable(rank, plan, staging):
+    with pytest.raises(SyncError) as caught:
+        Synchroniser(plan, staging=staging[rank], timeout=20.0)
+    return caught.value.rank, caught.value.cause, type(caught.value.__cause__).__name__
+
+
+def test_a_synchroniser_that_one_rank_cannot_make_is_made_nowhere():
+    results = run_ranks(2, _unmakeable, matrix_plan(2), [512, "plenty"])
+    assert results[0] == (
+        1,
+        "UsageError: expected a size like 268435456 or 256MiB, found 'plenty'",
+        "NoneType",
+    )
+    assert results[1][:2] == results[0][:2] and results[1][2] == "UsageError"
+    for rank, cause, name in run_ranks(2, _unmakeable, matrix_plan(2), [8, 8]):
+        assert rank == 0 and "staging" in cause and name == "ScheduleError"
+
+
+def _killed(rank, plan, world, victim, point, timeout):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=timeout)
+    caught, shard, state = _attempt(synchroniser, rank, world, _at(point, _kill) if rank == victim else None)
+    begin = time.monotonic()
+    with pytest.raises(BrokenError, match=f"rank {victim} was lost.*make a new one"):
+        synchroniser.sync({}, {}, version=2)
+    return caught, shard, state, time.monotonic() - begin
+
+
+def _points(world):
+    choice = random.Random(20)
+    rounds = matrix_plan(world).schedule(STAGING).rounds
+    # Before the bind, before any of the rounds, after the last one, and before the vote.
+    points = [0, 1, rounds, -1] + [choice.randint(1, rounds) for _ in range(16)]
+    return [(choice.randrange(world), point) for point in points]
+
+
+@pytest.mark.parametrize("victim, point", _points(WORLD))
+def test_survivors_of_a_kill_at_any_point_name_the_victim(victim, point):
+    results = run_ranks(
+        WORLD, _killed, matrix_plan(WORLD), WORLD, victim, point, 20.0, may_die=[victim], timeout=40.0
+    )
+    for rank, result in enumerate(results):
+        if rank == victim:
+            assert result == Died(victim, -signal.SIGKILL)
+            continue
+        caught, shard, state, seconds_again = result
+        assert caught[0] == victim, caught
+        assert caught[1] in {0: ("agree",), -1: ("move", "commit")}.get(point, ("move", "commit")), caught
+        assert "closed its connection" in caught[2]
+        # A death is seen at once, not when the time runs out.
+        assert caught[4] < 5.0 and seconds_again < 0.1
+        if point == 0:
+            assert state is State.NEW and torch.isnan(shard).all()
+        else:
+            assert state in (State.TORN, State.IN_DOUBT)
+
+
+def _killed_any_time(rank, plan, world, victim, delay, timeout):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=timeout)
+    if rank == victim:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    states = []
+    for version in range(1, 2000):
+        caught, shard, state = _attempt(synchroniser, rank, world, version=version)
+        if caught is None:
+            assert torch.equal(shard, target_shard(rank, world, version=version))
+        else:
+            return version, caught, state
+    raise AssertionError(f"no sync failed: {states}")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kill_in_a_run_of_syncs_never_leaves_ranks_of_different_minds(seed):
+    choice = random.Random(seed)
+    victim, delay = choice.randrange(WORLD), choice.uniform(0.02, 0.3)
+    results = run_ranks(
+        WORLD,
+        _killed_any_time,
+        matrix_plan(WORLD),
+        WORLD,
+        victim,
+        delay,
+        20.0,
+        may_die=[victim],
+        timeout=60.0,
+    )
+    survivors = [result for rank, result in enumerate(results) if rank != victim]
+    for version, caught, state in survivors:
+        assert caught[0] == victim and caught[4] < 5.0
+        assert (state is State.COMMITTED) == (caught[1] == "agree" and version > 1)
+    versions = sorted(version for version, _, _ in survivors)
+    if versions[0] != versions[1]:
+        # One learnt of a commit that the other did not: then the other is in doubt, never torn.
+        assert versions[1] == versions[0] + 1
+        assert [state for version, _, state in survivors if version == versions[0]] == [State.IN_DOUBT]
+
+
+def _stopped(rank, plan, world, victim, point, timeout):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=timeout)
+
+    def stop():
+        subprocess.Popen(["sh", "-c", f"sleep {3 * timeout}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    return _attempt(synchroniser, rank, world, _at(point, stop) if rank == victim else None)
+
+
+@pytest.mark.parametrize("victim, point", [(0, 0), (1, 0), (0, 2), (2, 2), (1, -1)])
+def test_a_rank_that_stops_answering_is_a_timeout(victim, point):
+    timeout = 1.5
+    results = run_ranks(WORLD, _stopped, matrix_plan(WORLD), WORLD, victim, point, timeout, timeout=40.0)
+    for rank, (caught, _, state) in enumerate(results):
+        assert caught is not None, rank
+        assert state is not State.COMMITTED
+        if rank != victim:
+            assert caught[0] == victim, caught
+            assert caught[1] in (("agree",) if point == 0 else ("move", "commit"))
+            # Agreement and move each have the timeout, a follower a quarter of it more; the first takes no time here.
+            assert caught[4] < timeout * 1.25 + 1.0
+
+
+def _fresh_world(rank, plan, world):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    caught, shard, state = _attempt(synchroniser, rank, world)
+    return (
+        caught is None
+        and state is State.COMMITTED
+        and torch.equal(shard, target_shard(rank, world, version=1))
+    )
+
+
+def test_a_new_synchroniser_in_a_fresh_world_works_after_a_failure():
+    plan = matrix_plan(WORLD)
+    run_ranks(WORLD, _killed, plan, WORLD, 1, 2, 20.0, may_die=[1])
+    assert run_ranks(WORLD, _fresh_world, plan, WORLD) == [True] * WORLD
+
+
+def _closed(rank, plan, world):
+    first = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    with first, Synchroniser(plan, staging=1024, timeout=20.0) as second:
+        results = [_attempt(synchroniser, rank, world)[0] for synchroniser in (first, second, first)]
+    third = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    return [*results, _attempt(third, rank, world)[0]]
+
+
+def test_synchronisers_live_side_by_side_and_after_each_other():
+    assert run_ranks(WORLD, _closed, matrix_plan(WORLD), WORLD) == [[None] * 4] * WORLD
