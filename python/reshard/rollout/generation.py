@@ -11,13 +11,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from reshard import UsageError
-from reshard.rollout.linear import Team
 from reshard.rollout.model import TensorParallelModel
 
 
@@ -109,7 +106,7 @@ class Generator:
         A request that several ranks bring, as the tensor-parallel ranks of a trainer do, is answered once, with the
         same samples for all of them.
         """
-        requests = _exchanged(self._model.team, (ids.cpu(), mask.cpu(), sampling))
+        requests = self._model.team.exchange((ids.cpu(), mask.cpu(), sampling))
         if len({request[2] for request in requests}) > 1:
             raise UsageError("the ranks of a copy ask for different kinds of sampling")
         own, rows = 0, 0
@@ -160,14 +157,6 @@ def _filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         is_beyond[:, 0] = False
         logits = logits.masked_fill(is_beyond.scatter(1, order, is_beyond), -torch.inf)
     return logits
-
-
-def _exchanged(team: Team, request: Any) -> list[Any]:
-    if team.group is None:
-        return [request]
-    requests: list[Any] = [None] * team.tp
-    dist.all_gather_object(requests, request, group=team.group)
-    return requests
 
 
 def _same(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> bool:

@@ -182,6 +182,11 @@ def _regions(name: str, shape: Shape, cut: Cut, tp: int) -> tuple[Region | None,
     return tuple(boxes)
 
 
+def dtype_of_each(dtype: str | Mapping[str, str] | None, own: Mapping[str, str]) -> Mapping[str, str]:
+    """The type of each parameter: one for all, or by name; their own if None."""
+    return dtype if isinstance(dtype, Mapping) else {name: dtype or of for name, of in own.items()}
+
+
 def near_even(extent: int, tp: int) -> list[int]:
     """The near-even widths of an axis, wider ones first: 18 over 4 is 5, 5, 4, 4."""
     return [extent // tp + (index < extent % tp) for index in range(tp)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,21 @@ class Team:
         padded[..., : widths[self.index]] = tensor
         parts = [torch.empty_like(padded) for _ in widths]
         dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
+        by_index = zip(self._by_index(parts), widths, strict=True)
+        return torch.cat([part[..., :width] for part, width in by_index], dim=-1)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """What each of the team says, by index."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.tp
+        dist.all_gather_object(values, value, group=self.group)
+        return self._by_index(values)
+
+    def _by_index(self, gathered: list[Any]) -> list[Any]:
+        """Collectives order by rank, whatever order a group was made in."""
+        order = sorted(self.ranks)
+        return [gathered[order.index(rank)] for rank in self.ranks]
 
 
 class ColumnLinear(nn.Module):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from reshard import ReshardError, UsageError
-from reshard.rollout.layouts import Cuts, Placement, model_cuts
+from reshard.rollout.layouts import Cuts, Placement, dtype_of_each, model_cuts
 from reshard.rollout.linear import ColumnLinear, RowLinear, Team, VocabularyEmbedding
 
 _KINDS = {"colwise": "column", "rowwise": "row", "colwise_gather_output": "head", "colwise_rep": "head"}
@@ -32,7 +33,7 @@ class TensorParallelModel:
     Args:
         config: a transformers configuration of a Qwen3 or Llama model.
         team: this rank's place among the ranks of the copy, see `make_team`.
-        dtype: of all parameters, such as "bf16"; what the configuration says if None.
+        dtype: of all parameters, such as "bf16", or by name; what the configuration says if None.
         device: where they lie.
         cuts: how parameters are cut; `model_cuts(config, team.tp)` if None.
 
@@ -46,7 +47,7 @@ class TensorParallelModel:
         config: Any,
         team: Team,
         *,
-        dtype: str | None = None,
+        dtype: str | Mapping[str, str] | None = None,
         device: torch.device | str = "cpu",
         cuts: Cuts | None = None,
     ) -> None:
@@ -55,9 +56,9 @@ class TensorParallelModel:
         self.team = team
         self.cuts = cuts or model_cuts(config, team.tp)
         with torch.device("meta"):
-            self.module: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            self.module: Any = AutoModelForCausalLM.from_config(config)
         _shard(self.module, self.cuts, team)
-        types_of = {name: dtype or of for name, of in self.cuts.dtypes.items()}
+        types_of = dtype_of_each(dtype, self.cuts.dtypes)
         _give_memory(self.module, types_of, torch.device(device))
         _recompute_buffers(self.module, config, torch.device(device))
         self.module.eval()
@@ -175,7 +176,7 @@ def _attend_without_heads(self: Any, hidden_states: torch.Tensor, **others: Any)
     return self.o_proj(hidden_states[..., :0]), None
 
 
-def _give_memory(model: nn.Module, types_of: dict[str, str], device: torch.device) -> None:
+def _give_memory(model: nn.Module, types_of: Mapping[str, str], device: torch.device) -> None:
     """Every parameter gets its own memory, filled with NaN: what a sync does not write is seen."""
     born: dict[int, nn.Parameter] = {}
     for name, parameter in model.named_parameters():

@@ -51,6 +51,10 @@ class DeepSpeedSource:
         shards: Mapping[str, torch.Tensor] = parameter_shards(self._engine)
         return shards
 
+    def fingerprint(self) -> int:
+        """Of the names, lengths and types of this rank's shards."""
+        return hash(tuple((name, len(shard), shard.dtype) for name, shard in self.shards().items()))
+
     def released(self) -> AbstractContextManager[Any]:
         """See `reshard.deepspeed.released`."""
         from reshard.deepspeed import released

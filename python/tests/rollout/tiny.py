@@ -30,11 +30,11 @@ _RULES: dict[str, tuple[int, dict[int, list[int]]]] = {
 def config(
     kind: str = "qwen3", *, bias: bool = True, tied: bool = False, layers: int = 2, **changes: Any
 ) -> Any:
-    arguments: dict[str, Any] = dict(
-        hidden_size=16, intermediate_size=18, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=6, vocab_size=33, attention_bias=bias, tie_word_embeddings=tied, max_position_embeddings=64,
-        dtype="float32",
-    )  # fmt: skip
+    arguments: dict[str, Any] = {
+        "hidden_size": 16, "intermediate_size": 18, "num_hidden_layers": layers, "head_dim": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 33, "max_position_embeddings": 64,
+        "attention_bias": bias, "tie_word_embeddings": tied, "dtype": "float32",
+    }  # fmt: skip
     arguments.update(changes)
     return Qwen3Config(**arguments) if kind == "qwen3" else LlamaConfig(mlp_bias=bias, **arguments)
 

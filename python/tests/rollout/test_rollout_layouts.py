@@ -6,6 +6,7 @@ from math import prod
 
 import pytest
 import tiny
+
 from reshard import UsageError
 from reshard.rollout import Placement, linear_cuts, model_cuts, near_even, rollout_layout
 

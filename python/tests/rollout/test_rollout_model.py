@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from ranks import run_ranks
+
 from reshard.rollout import Generator, Placement, Sampling, TensorParallelModel, make_team
 
 
@@ -28,10 +29,10 @@ def loaded(whole: Any, tp: int, copies: int = 1, dtype: str | None = None) -> Te
 
 
 CASES = [
-    ("qwen3", dict(bias=True, tied=False)),
-    ("qwen3", dict(bias=True, tied=True)),
-    ("llama", dict(bias=True, tied=False)),
-    ("llama", dict(bias=False, tied=True)),
+    ("qwen3", {"bias": True, "tied": False}),
+    ("qwen3", {"bias": True, "tied": True}),
+    ("llama", {"bias": True, "tied": False}),
+    ("llama", {"bias": False, "tied": True}),
 ]
 
 
