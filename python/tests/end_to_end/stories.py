@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import deepspeed
 import oracle
+import tiny
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.rollout import RolloutRequest, SamplingConfig
 from engines import (
     DTYPES,
     Case,
@@ -30,7 +33,15 @@ from engines import (
 )
 
 from reshard import Layout
-from reshard.rollout import DeepSpeedSource, Placement, WeightSync, linear_cuts, near_even, rollout_layout
+from reshard.rollout import (
+    DeepSpeedSource,
+    Placement,
+    TensorParallelRollout,
+    WeightSync,
+    linear_cuts,
+    near_even,
+    rollout_layout,
+)
 from reshard.torch import State
 from reshard.torch.replicas import ReplicaError
 
@@ -189,16 +200,55 @@ def _drift(rank: int, case: Case) -> Drift | None:
     return None
 
 
-def losses(rank: int, case: Case, is_synced: bool) -> list[float]:
-    """The losses of three steps, with or without a sync before each."""
+@dataclass
+class Generated:
+    """Responses of a copy, and of the whole model that DeepSpeed's own weights make."""
+
+    ids: torch.Tensor
+    expected: torch.Tensor
+    version: int | None
+
+
+def generate(rank: int, case: Case, placement: Placement) -> list[Generated]:
+    """A trainer's loop with a rollout in it: sync, generate for prompts of this data-parallel rank, train."""
     engine = make_engine(case)
-    placement = Placement(4)
-    tensors = born(case, placement)
-    sync = WeightSync(DeepSpeedSource(engine), target_layout(case, placement), tensors)
+    rollout = TensorParallelRollout(engine, qwen3_config(case), placement)
+    prompts, mask = tiny.tokens(rows=2, length=6, seed=rank // case.tp)
     seen = []
-    for number in range(3):
-        if is_synced:
+    for number in range(2):
+        rollout.sync_weights(number)
+        sampling = SamplingConfig(max_new_tokens=5, temperature=0.0, n_samples_per_prompt=2)
+        batch = rollout.generate(RolloutRequest(prompts, mask), sampling)
+        whole = make_model(case).to(DTYPES[case.dtype]).eval()
+        with torch.no_grad():
+            full = oracle.truth(engine)
+            for name, parameter in whole.named_parameters():
+                parameter.copy_(full[name])
+            expected = whole.generate(
+                prompts.repeat_interleave(2, 0), attention_mask=mask.repeat_interleave(2, 0),
+                max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        seen.append(Generated(batch.input_ids, expected, rollout.version))
+        step(engine, case, number)
+    rollout.shutdown()
+    return seen
+
+
+def losses(rank: int, case: Case) -> tuple[list[float], list[float]]:
+    """The losses of three steps without, and with, a sync before each."""
+    return _losses(case, False), _losses(case, True)
+
+
+def _losses(case: Case, is_synced: bool) -> list[float]:
+    engine = make_engine(case)
+    seen = []
+    if not is_synced:
+        return [step(engine, case, number) for number in range(3)]
+    placement = Placement(4)
+    with closing(
+        WeightSync(DeepSpeedSource(engine), target_layout(case, placement), born(case, placement))
+    ) as sync:
+        for number in range(3):
             sync.sync(number)
-        seen.append(step(engine, case, number))
-    sync.close()
+            seen.append(step(engine, case, number))
     return seen
