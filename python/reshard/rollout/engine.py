@@ -22,7 +22,7 @@ from reshard import Layout, UsageError
 from reshard.rollout.generation import Generator, Sampling
 from reshard.rollout.layouts import Placement, model_cuts
 from reshard.rollout.model import TensorParallelModel, make_team
-from reshard.rollout.source import as_source
+from reshard.rollout.source import WeightSource, as_source
 from reshard.rollout.sync import Council, RolloutError, SyncOptions, WeightSync
 from reshard.torch import State
 
@@ -60,7 +60,7 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         sync: see `SyncOptions`.
 
     Raises:
-        RolloutError: on every rank, if one could not describe its weights or make the plan.
+        RolloutError: on every rank, if one has no source, could not describe its weights, build its copy or make the plan.
     """
 
     name = "reshard"
@@ -74,22 +74,32 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         sync: SyncOptions | None = None,
     ) -> None:
         options, sync = options or RolloutOptions(), sync or SyncOptions()
-        given = as_source(source) if source is not None else None
         council = Council(sync.timeout)
-        layout = council.layout(given)
-        cuts = model_cuts(config, placement.tp)
-        dtypes = _dtypes(layout, list(cuts.shapes), options.dtype)
+        given: list[WeightSource | None] = [None]
+
+        def accept() -> None:
+            given[0] = None if source is None else as_source(source)
+
+        council.together("use its source", accept)
+        layout = council.layout(given[0])
         team = make_team(placement)
         self.model: TensorParallelModel | None = None
         self._generator: Generator | None = None
-        if team is not None:
-            self.model = TensorParallelModel(config, team, dtype=dtypes, device=options.device, cuts=cuts)
-            copy = placement.ranks.index(council.rank) // placement.tp
-            end, padding = _special_tokens(config, options)
-            self._generator = Generator(self.model, end=end, padding=padding, seed=options.seed + copy)
+        targets: list[Layout] = []
+
+        def build() -> None:
+            cuts = model_cuts(config, placement.tp)
+            dtypes = _dtypes(layout, list(cuts.shapes), options.dtype)
+            targets.append(cuts.layout(placement, dtypes))
+            if team is not None:
+                self.model = TensorParallelModel(config, team, dtype=dtypes, device=options.device, cuts=cuts)
+                copy = placement.ranks.index(council.rank) // placement.tp
+                end, padding = _special_tokens(config, options)
+                self._generator = Generator(self.model, end=end, padding=padding, seed=options.seed + copy)
+
+        council.together("build its copy", build)
         tensors = self.model.tensors() if self.model else {}
-        target = cuts.layout(placement, dtypes)
-        self.weights = WeightSync(given, target, tensors, sync, council=council, layout=layout)
+        self.weights = WeightSync(given[0], targets[0], tensors, sync, council=council, layout=layout)
 
     @property
     def state(self) -> State:

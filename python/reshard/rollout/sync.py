@@ -37,6 +37,7 @@ class SyncOptions:
         staging: limit on the memory through which messages go, in bytes, or such as "256MiB".
         timeout: seconds that a sync may take.
         replicas: when the trainer's replicas are compared first: "once" after each new plan, "always", or "never".
+            Comparing reads every replicated byte once and sends 8 bytes a region.
     """
 
     policy: str | Callable[..., int] = "balanced"
