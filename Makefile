@@ -1,9 +1,9 @@
-# Everything is built by cargo; nothing else is needed but make and a C compiler.
+# Rust needs cargo, make and a C compiler; the Python package a Python of 3.10 or newer besides, and finds the rest itself.
 
 CARGO ?= cargo
 DEMO_ARGUMENTS ?=
 
-.PHONY: demo test bench matrix fmt
+.PHONY: demo test test-python wheel docs bench matrix fmt
 
 ## Train a small model, sync it into rollout engines of another sharding, check every element.
 demo:
@@ -13,6 +13,14 @@ demo:
 ## Everything that must hold before a change lands.
 test:
 	scripts/test
+
+## The Python package alone.
+test-python:
+	scripts/test-python
+
+## The Python package's wheel, program included, into target/wheels.
+wheel:
+	PYTHON=$$(scripts/python) scripts/wheel
 
 ## Every demo configuration: ZeRO stages x trainer shapes x rollout shapes x models, shared and separate processes.
 matrix:
@@ -24,6 +32,14 @@ bench:
 	$(CARGO) build --release --quiet -p reshard-cli
 	scripts/bench target/release/reshard
 	$(CARGO) run --release --quiet -p reshard-plan --example growth
+	scripts/bench-python
+	$(CARGO) run --release --quiet -p reshard-plan --example rounds
+
+## The API reference of both languages.
+docs:
+	$(CARGO) doc --workspace --no-deps
+	scripts/docs-python
 
 fmt:
 	$(CARGO) fmt
+	cd python && $$(../scripts/python) -m ruff format .

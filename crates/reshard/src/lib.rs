@@ -59,7 +59,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do: it does not guess a layout, cast, or average replicas that differ.
+//! What it does not do: it does not guess a layout, cast unasked, or average replicas that differ.
 
 pub use reshard_layout as layout;
 pub use reshard_parallel as parallel;

@@ -30,5 +30,5 @@ class Deadline:
         return time.monotonic() >= self.moment
 
     def left(self) -> timedelta:
-        """What is left, at least a few milliseconds: zero means "no limit" to torch, and what is there comes at once."""
+        """What is left, at least a few milliseconds: to torch zero is no limit, and what is there comes at once."""
         return timedelta(seconds=max(_LEAST_SECONDS, self.moment - time.monotonic()))

@@ -1,6 +1,6 @@
-"""The sync protocol over torch.distributed: bind, agree, move, commit.
+"""The sync protocol over torch.distributed: bind, agree, move, verify, commit.
 
-    bind ─► agree: digests, version, readiness ─► target torn ─► move ─► vote ─► committed
+    bind ─► agree: digests, version, readiness ─► target torn ─► move ─► verify ─► vote ─► committed
       every rank's error is every rank's error    no byte moved before   every rank moved before the version flips
 
 Who cannot learn the verdict on the votes is in doubt: the others may have committed, or not.
@@ -12,7 +12,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from .share import CompiledShare, compile_share
 from .signals import DeferredSignals
 from .sizes import size_bytes
 from .staging import Staging
-from .wire import Wire
+from .wire import Wire, explained
 
 if TYPE_CHECKING:
     from reshard import Plan
@@ -60,7 +60,8 @@ class Synchroniser:
 
     Raises:
         SyncError: on every rank, if one could not be made on any: the ranks hold different plans or limits, the plan
-            has more ranks than the world, the limit is too small for the plan.
+            has more ranks than the world, the limit is too small for the plan. On the ranks that came, if some rank
+            did not come in time; each then names itself.
     """
 
     def __init__(
@@ -81,18 +82,34 @@ class Synchroniser:
         self._member = Membership.of(group)
         self._device = default_device(group) if device is None else resolved_device(device)
         self._data: dist.ProcessGroup | None = None
-        is_alone = self._member.world == 1
-        host = torch.device("cpu")
-        groups = [None if is_alone else self._member.new_group("gloo", host, self._timeout) for _ in range(2)]
-        self._control = Control(self._member.rank, self._member.world, groups)
         self._wire: Wire | None = None
+        self._control = Control(self._member.rank, self._member.world)
         self._digest = Digest(0, 0, 0, _PROTOCOL)
-        error = _attempt(self._prepare, plan, staging)
-        self._agree(None, error, "agree")
-        if not is_alone:
-            name = backend or backend_for(self._device)
-            self._data = self._member.new_group(name, self._device, self._timeout)
-            self._wire = Wire(self._data, name)
+        try:
+            self._connect_control()
+            error = _attempt(self._prepare, plan, staging)
+            self._agree(None, error, "agree")
+            self._connect_data(backend or backend_for(self._device))
+        except BaseException:
+            self._break("it was never made")
+            raise
+
+    def _connect_control(self) -> None:
+        if self._member.world > 1:
+            groups = [self._new_group("gloo", torch.device("cpu")) for _ in range(2)]
+            self._control = Control(self._member.rank, self._member.world, groups)
+
+    def _connect_data(self, backend: str) -> None:
+        if self._member.world > 1:
+            self._data = self._new_group(backend, self._device)
+            self._wire = Wire(self._data, backend)
+
+    def _new_group(self, backend: str, device: torch.device) -> dist.ProcessGroup:
+        try:
+            return self._member.new_group(backend, device, self._timeout)
+        except RuntimeError as error:
+            cause = f"it could not connect to all others within {self._timeout:g} s: {explained(error)}"
+            self._raise(Failure(self._member.rank, "agree", cause), error, None)
 
     def _prepare(self, plan: Plan, staging: int | str) -> None:
         rank, world = self._member.rank, self._member.world
@@ -134,6 +151,7 @@ class Synchroniser:
         target: Mapping[str, torch.Tensor] | None = None,
         *,
         version: int,
+        verify: Callable[[], object] | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Moves one version from the sources to the targets, in place. Every rank calls it.
@@ -144,6 +162,8 @@ class Synchroniser:
                 have moved in between. A mapping with a method ``check()`` is asked last, before the ranks agree,
                 whether its tensors still are what they were.
             version: an integer that all ranks agree on, such as the step.
+            verify: called on this rank when its targets are written, before the ranks vote. It looks at them and raises
+                if they are not as they should be: then no rank commits.
             progress: called on this rank as ``progress(stage, done, total)``: before "bind", before each of its rounds
                 of "move" and after the last, and before "commit". What it raises fails the sync on every rank.
 
@@ -155,7 +175,8 @@ class Synchroniser:
             SyncError: the same on every rank that could learn of it. In the stages "bind" and "agree" the targets are
                 as they were; later they are torn, or in doubt. On the rank that failed, ``__cause__`` is its exception.
             BrokenError: a connection was lost in an earlier sync.
-            KeyboardInterrupt, SystemExit: as raised on this rank, after the others were told.
+            KeyboardInterrupt, SystemExit: as raised on this rank, after the others were told. Handlers of signals run
+                before the next round, or when this rank has stopped waiting.
         """
         if self._broken:
             raise BrokenError(f"this synchroniser cannot be used again: {self._broken}; make a new one")
@@ -168,7 +189,9 @@ class Synchroniser:
             def ready() -> None:
                 nonlocal bound_source, bound_target
                 report("bind", 0, 1)
-                bound_source, bound_target = self._bind(source or {}, target or {}, version)
+                bound_source, bound_target = self._bind(
+                    {} if source is None else source, {} if target is None else target, version
+                )
                 signals.deliver()
 
             error = _attempt(ready)
@@ -183,11 +206,8 @@ class Synchroniser:
             moving = time.monotonic()
             outcome = self._move(bound_source, bound_target, before_round, deadline.later(-self._grace))
             seconds_moving = time.monotonic() - moving
-            if outcome.failure is None:
-                error = _attempt(report, "commit", 0, 1)
-                if error is not None:
-                    outcome.error = error
-                    outcome.failure = Failure(self._member.rank, "commit", told(error), certain=True)
+            self._after_move(outcome, "verify", verify or _silent)
+            self._after_move(outcome, "commit", report, "commit", 0, 1)
             verdict = self._commit(version, outcome, deadline)
             seconds = time.monotonic() - begin
         return self._report(version, outcome, verdict, seconds_moving, seconds)
@@ -195,6 +215,7 @@ class Synchroniser:
     def close(self) -> None:
         """Leaves the groups and frees staging. Every rank calls it, when no sync is going on."""
         self._break("it was closed")
+        self._staging = Staging(0, self._device)
 
     def __enter__(self) -> Synchroniser:
         return self
@@ -252,6 +273,15 @@ class Synchroniser:
                 torch.autograd.graph.increment_version(tensor)
         return outcome
 
+    def _after_move(
+        self, outcome: Outcome, stage: Stage, step: Callable[..., object], *arguments: object
+    ) -> None:
+        """A step between the move and the vote, unless something has failed already."""
+        error = _attempt(step, *arguments) if outcome.failure is None else None
+        if error is not None:
+            outcome.error = error
+            outcome.failure = Failure(self._member.rank, stage, told(error), certain=True)
+
     def _commit(self, version: int, outcome: Outcome, deadline: Deadline) -> Record:
         """The vote. Commits on the verdict that all ranks moved; otherwise the same error on all."""
         failure = outcome.failure
@@ -294,7 +324,7 @@ class Synchroniser:
         while groups:
             dissolve(groups.pop())
 
-    def _raise(self, failure: Failure, error: BaseException | None, version: int | None) -> None:
+    def _raise(self, failure: Failure, error: BaseException | None, version: int | None) -> NoReturn:
         if error is not None and not isinstance(error, Exception):
             raise error
         what = "the making of a synchroniser" if version is None else f"the sync of version {version}"
@@ -323,7 +353,7 @@ class Synchroniser:
         )
 
 
-def _attempt(step: Callable[..., None], *arguments: object) -> BaseException | None:
+def _attempt(step: Callable[..., object], *arguments: object) -> BaseException | None:
     """Runs a step; what it raised, of any kind: it is told to the others before it is raised."""
     try:
         step(*arguments)
@@ -341,5 +371,5 @@ def _number(version: int) -> int:
     return number if -(2**63) <= number < 2**63 else 0
 
 
-def _silent(stage: str, done: int, total: int) -> None:
+def _silent(*_: object) -> None:
     pass

@@ -116,6 +116,30 @@ def test_a_tensor_that_does_not_fit_one_rank_stops_all_before_a_byte_moves():
         assert second is None
 
 
+def _verify_fails(rank, plan, world):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    shard, seen = born(rank, world), []
+
+    def verify():
+        seen.append(torch.equal(shard, target_shard(rank, world)))
+        if rank == 1:
+            raise Trouble("the norm is off")
+
+    with pytest.raises(SyncError) as caught:
+        synchroniser.sync({"shard": source_shard(rank, world)}, {"shard": shard}, version=1, verify=verify)
+    failed = caught.value.rank, caught.value.stage, caught.value.cause, synchroniser.state
+    synchroniser.sync({"shard": source_shard(rank, world)}, {"shard": shard}, version=2, verify=lambda: None)
+    return failed, seen, synchroniser.state
+
+
+def test_what_a_caller_verifies_on_one_rank_decides_on_all():
+    for failed, seen, state in run_ranks(WORLD, _verify_fails, matrix_plan(WORLD), WORLD):
+        assert failed == (1, "verify", "Trouble: the norm is off", State.TORN)
+        # It saw targets that were written.
+        assert seen == [True]
+        assert state is State.COMMITTED
+
+
 def _interrupted(rank, plan, world, error):
     synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
     try:
@@ -179,6 +203,25 @@ def test_a_synchroniser_that_one_rank_cannot_make_is_made_nowhere():
     assert results[1][:2] == results[0][:2] and results[1][2] == "UsageError"
     for rank, cause, name in run_ranks(2, _unmakeable, matrix_plan(2), [8, 8]):
         assert rank == 0 and "staging" in cause and name == "ScheduleError"
+
+
+def _not_all_come(rank, plan):
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(SyncError) as caught:
+        Synchroniser(plan, staging=STAGING, timeout=2.0)
+    return caught.value.rank, caught.value.stage, caught.value.cause, time.monotonic() - begin
+
+
+def test_a_rank_that_never_comes_ends_the_making_in_time():
+    results = run_ranks(WORLD, _not_all_come, matrix_plan(WORLD), may_die=[2])
+    for rank in (0, 1):
+        found, stage, cause, seconds = results[rank]
+        assert (found, stage) == (rank, "agree") and cause.startswith(
+            "it could not connect to all others within 2 s"
+        )
+        assert seconds < 6.0
 
 
 def _killed(rank, plan, world, victim, point, timeout):
@@ -263,7 +306,7 @@ def _stopped(rank, plan, world, victim, point, timeout):
     synchroniser = Synchroniser(plan, staging=STAGING, timeout=timeout)
 
     def stop():
-        subprocess.Popen(["sh", "-c", f"sleep {3 * timeout}; kill -CONT {os.getpid()}"])
+        subprocess.Popen(["sh", "-c", f"sleep {2 * timeout}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
 
     return _attempt(synchroniser, rank, world, _at(point, stop) if rank == victim else None)

@@ -116,8 +116,8 @@ fn staging_decides_the_number_of_rounds() {
     }
 }
 
-/// A rank of the real model receives at least 3.78 GB in messages of at most 64 MiB, and some more for what is
-/// left of each peer.
+/// The busiest rank's bytes in messages of at most 64 MiB, and at most one more for what is left of each of its
+/// seven peers.
 #[test]
 fn the_rounds_of_a_real_model_are_near_its_bytes() {
     let json = plan("autotp:tp=2,dp=4,zero=3", "autotp:tp=4,copies=2", "balanced");

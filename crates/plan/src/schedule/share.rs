@@ -98,6 +98,11 @@ fn copies<'a>(schedule: &'a Schedule, pair: &Pair) -> &'a [u32] {
 fn messages(schedule: &Schedule, plan: &Plan, pair: &Pair, role: Role, mut give: impl FnMut(usize, Message)) {
     let rounds = &schedule.round_of[pair.messages.start as usize..pair.messages.end as usize];
     let mut rounds = rounds.iter().map(|&round| round as usize);
+    let mut give = |message| {
+        if let Some(round) = rounds.next() {
+            give(round, message);
+        }
+    };
     let peer = match role {
         Role::Sender => pair.target,
         Role::Receiver => pair.source,
@@ -111,20 +116,17 @@ fn messages(schedule: &Schedule, plan: &Plan, pair: &Pair, role: Role, mut give:
         while first < total {
             // What is in the message, and the chunk, are multiples of this element's size.
             let room = (schedule.chunk.0 - message.bytes.0) / wire.size();
+            if room == 0 {
+                give(std::mem::replace(&mut message, empty()));
+                continue;
+            }
             let end = total.min(first + room);
             add(&mut message, copy, role, first..end, wire);
             first = end;
-            if message.bytes == schedule.chunk
-                && let Some(round) = rounds.next()
-            {
-                give(round, std::mem::replace(&mut message, empty()));
-            }
         }
     }
-    if message.bytes.0 > 0
-        && let Some(round) = rounds.next()
-    {
-        give(round, message);
+    if message.bytes.0 > 0 {
+        give(message);
     }
 }
 
