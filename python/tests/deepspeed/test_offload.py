@@ -33,7 +33,7 @@ def _weights(rank: int, case: Case) -> dict[str, Any]:
     layout = reshard.deepspeed.parameter_layout(engine)
     with released(engine):
         before = reshard.deepspeed.parameter_shards(engine)
-    engine.offload_states(include=[States.lp_params], pin_memory=False)
+    engine.offload_states(include=[States.lp_params])
     found: dict[str, Any] = {"stale": _stale(before), "same layout": layout == reshard.deepspeed.parameter_layout(engine)}
     told = gathered(layout, reshard.deepspeed.parameter_shards(engine))
     found["offloaded"] = agreed(lambda: different(rebuilt(layout, told), truth or {}))
@@ -71,10 +71,10 @@ def _states(rank: int, case: Case) -> dict[str, Any]:
         truth[name] = rebuilt(layout, gathered(layout, reshard.deepspeed.optimizer_shards(engine, name)))
         found[name] = wrong_state(engine, case, name)
     old = {name: reshard.deepspeed.optimizer_shards(engine, name) for name in names}
-    engine.offload_states(include=[States.hp_params, States.optim_states], pin_memory=False)
+    engine.offload_states(include=[States.hp_params, States.optim_states])
     for name in names:
         found[f"{name} offloaded"] = _unequal(engine, name, truth[name])
-        old[name].check()
+        found[f"{name} fresh"] = [] if _stale(old[name]) else ["shards of before the offload pass for the engine's"]
     engine.reload_states()
     for name in names:
         found[f"{name} reloaded"] = _unequal(engine, name, truth[name])
@@ -101,7 +101,7 @@ def _frozen(rank: int) -> list[str]:
     engine.empty_partition_cache()
     refused = []
     try:
-        engine.offload_states(include=[States.lp_params], pin_memory=False)
+        engine.offload_states(include=[States.lp_params])
     except RuntimeError as error:
         # The walk over all partitions ends beyond the buffer of the trained ones.
         refused.append(f"DeepSpeed: {type(error).__name__}")
