@@ -1,4 +1,4 @@
-"""Flat buffers: stages 1 and 2, the bf16 optimizer, and the fused optimizer of stage 0.
+"""Flat buffers: stages 1 and 2, the bf16 optimizer, and the states of the fused optimizer of stage 0.
 
     weights.0  [ norm | up ........ | down ...... | 0 0 ]      one flat buffer a group, whole on every rank
     fp32.0     [ rank 0     | rank 1     | rank 2       ]      rank k's tensor is the k-th window of the same space
@@ -22,10 +22,9 @@ from .errors import DetachedError, EngineError, internal, unexpected
 from .stored import Stored, dense, group_ranks, state_tensor
 from .tensor_parallel import ParameterFacts
 
-__all__ = ["KINDS", "add_whole", "groups", "owns", "read", "relink"]
+__all__ = ["add_whole", "groups", "owns", "read", "relink"]
 
-#: Optimizers that keep weights in flat buffers, by class. Subclasses may keep them elsewhere.
-KINDS = ("DeepSpeedZeroOptimizer", "BF16_Optimizer", "FP16_Optimizer")
+_KINDS = ("DeepSpeedZeroOptimizer", "BF16_Optimizer")
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,16 @@ class FlatGroup:
     master: torch.Tensor
 
 
-def owns(optimizer: Any) -> bool:
-    """Whether an engine's optimizer is one of these. Without a real one the bf16 optimizer has no flat buffer."""
-    return type(optimizer).__name__ in KINDS and getattr(optimizer, "using_real_optimizer", True)
+def owns(optimizer: Any, state: str | None) -> bool:
+    """Whether an engine's optimizer keeps the weights (`state` None), or its states, in flat buffers.
+
+    Without a real optimizer the bf16 one has none. The fused one has a flat buffer of weights too, but its steps write
+    `param.data`, which need not lie in it. By class name: subclasses may keep things elsewhere.
+    """
+    kind = type(optimizer).__name__
+    if kind == "FP16_Optimizer":
+        return state is not None
+    return kind in _KINDS and getattr(optimizer, "using_real_optimizer", True)
 
 
 def read(engine: Any, facts: Sequence[ParameterFacts], state: str | None) -> Stored:
@@ -113,6 +119,9 @@ def _check_windows(optimizer: Any, stored: Stored, group: FlatGroup, number: int
         raise unexpected(
             f"group {number}: a flat buffer of {ways} windows of {window} elements", f"{group.flat.numel()} elements"
         )
+    if getattr(optimizer, "round_robin_gradients", False) and not any(optimizer.round_robin_bit16_padding[number]):
+        # DeepSpeed then records positions of the order before the parameters were dealt out, which is not the buffer's.
+        return
     names, recorded = internal(optimizer, "param_names"), internal(optimizer, "_param_slice_mappings")[number]
     begin = stored.ranks.index(torch.distributed.get_rank()) * window
     for parameter, start in zip(group.parameters, group.starts, strict=True):

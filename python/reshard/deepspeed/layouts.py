@@ -10,6 +10,7 @@ A rank that must refuse says so in the same all-gather, so that its tensor-paral
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -26,10 +27,11 @@ from . import flat, slices, whole
 from .errors import EngineError
 from .held import Held
 from .stored import STATES, Stored, short_dtype
-from .tensor_parallel import ParameterFacts, TensorParallel, parameters_of, tensor_parallel
+from .tensor_parallel import ParameterFacts, TensorParallel, described
 
 __all__ = ["optimizer_layout", "parameter_layout"]
 
+_WHOLE = ("FP16_UnfusedOptimizer", "FP16_Optimizer", "BF16_Optimizer", "NoneType")
 _SLICES = ("DeepSpeedZeroOptimizer_Stage3", "DeepSpeedZeRoOffload")
 
 
@@ -64,14 +66,14 @@ def read(engine: Any, facts: Sequence[ParameterFacts], state: str | None, tp: Te
         raise EngineError("expert and pipeline parallel engines have no layout here", found=type(engine).__name__)
     if kind in _SLICES:
         return slices.read(engine, facts, state, tp)
-    if flat.owns(engine.optimizer):
+    if flat.owns(engine.optimizer, state):
         return flat.read(engine, facts, state)
-    ours = kind in ("FP16_UnfusedOptimizer", "BF16_Optimizer", "NoneType")
+    ours = kind in _WHOLE
     if engine.zero_optimization_stage() == 0 and (ours or isinstance(engine.optimizer, torch.optim.Optimizer)):
         return whole.read(engine, facts, state)
     raise EngineError(
         f"{kind} is not an optimizer whose storage is known",
-        expected=[*flat.KINDS, *_SLICES, "FP16_UnfusedOptimizer"],
+        expected=[*_SLICES, *_WHOLE, "DeepSpeedZeroOptimizer"],
         found=kind,
         hint="ZenFlow, SuperOffload and their like keep weights in other places",
     )
@@ -93,11 +95,9 @@ class _Account:
 
 
 def _layout(engine: Any, state: str | None) -> Layout:
-    tp = tensor_parallel(engine.module)
-    facts: list[ParameterFacts] = []
     mine: _Account | ReshardError
+    tp, facts = described(engine.module)
     try:
-        facts = parameters_of(engine.module, tp)
         held = read(engine, facts, state, tp).account(tp.index)
         mine = _Account(held, tuple(fact.agreed() for fact in facts))
     except ReshardError as refusal:
@@ -182,11 +182,18 @@ def _parameters(
 def _shards(builder: LayoutBuilder, facts: Sequence[ParameterFacts], tp_size: int) -> Any:
     """int64 (parameter, tensor-parallel index): the builder's number of that shard."""
     numbers = np.zeros((len(facts), tp_size), np.int64)
+    known: dict[Any, Any] = {}
     for index, fact in enumerate(facts):
-        if fact.affine_map is not None:
-            for tp_index, shard in builder.shards(fact.name, fact.shape, fact.affine_map).items():
-                numbers[index, tp_index] = shard
-        else:
-            block = ([0] * len(fact.shape), list(fact.shape), 0, None)
-            numbers[index] = builder.shard(fact.shape, fact.shape, [block])
+        # Layers repeat: a map's bytes are far cheaper than reading it again.
+        key = fact.shape, fact.affine_map and marshal.dumps(fact.affine_map)
+        if key not in known:
+            known[key] = _shards_of(builder, fact)
+        numbers[index] = known[key]
     return numbers
+
+
+def _shards_of(builder: LayoutBuilder, fact: ParameterFacts) -> int | list[int]:
+    if fact.affine_map is not None:
+        shards = builder.shards(fact.name, fact.shape, fact.affine_map)
+        return [shards[tp_index] for tp_index in range(len(shards))]
+    return builder.shard(fact.shape, fact.shape, [([0] * len(fact.shape), fact.shape, 0, None)])

@@ -19,7 +19,7 @@ from . import flat, slices
 from .errors import StaleError
 from .layouts import checked_state, read
 from .stored import Stored
-from .tensor_parallel import ParameterFacts, parameters_of, tensor_parallel
+from .tensor_parallel import ParameterFacts, described
 
 __all__ = ["Shards", "optimizer_shards", "parameter_shards"]
 
@@ -90,8 +90,7 @@ def optimizer_shards(engine: Any, state: str) -> Shards:
 
 def stored(engine: Any, state: str | None) -> Stored:
     """What this rank keeps, once it is seen that the engine may be moved."""
-    tp = tensor_parallel(engine.module)
-    facts = parameters_of(engine.module, tp)
+    tp, facts = described(engine.module)
     if state is None:
         _settle(engine, facts)
     return read(engine, facts, state, tp)
@@ -99,10 +98,9 @@ def stored(engine: Any, state: str | None) -> Stored:
 
 def _settle(engine: Any, facts: list[ParameterFacts]) -> None:
     """Sees to it that what is stored is what the forward reads."""
-    optimizer = engine.optimizer
     if engine.zero_optimization_stage() == 3:
         slices.refuse_gathered(facts)
-    elif flat.owns(optimizer):
+    elif flat.owns(engine.optimizer, None):
         flat.relink(engine, facts)
 
 

@@ -35,6 +35,7 @@ def read(engine: Any, facts: Sequence[ParameterFacts], state: str | None, tp: Te
     stored = Stored("slice", group_ranks(internal(engine, "seq_data_parallel_group")), facts)
     for fact in facts:
         _refuse(fact, tp)
+        _check_length(stored, fact)
     if state is not None:
         _add_states(stored, optimizer, state)
         return stored
@@ -85,15 +86,20 @@ def _refuse(fact: ParameterFacts, tp: TensorParallel) -> None:
             parameter=name,
             hint="zero_hpz_partition_size: 1, or no tensor parallelism",
         )
-    ways = len(group_ranks(internal(parameter, "ds_process_group")))
-    slot = -(-internal(parameter, "ds_numel") // ways)
-    if internal(partition, "ds_numel") != slot:
-        raise unexpected(f"a partition of {slot} elements, 1 of {ways}", f"one of {partition.ds_numel}", name)
+
+
+def _check_length(stored: Stored, fact: ParameterFacts) -> None:
+    """The slot by the rule against the partition that is there."""
+    parameter = fact.parameter
+    ways = len(stored.partitions[stored.partition(internal(parameter, "ds_process_group"))])
+    slot, found = -(-internal(parameter, "ds_numel") // ways), internal(parameter.ds_tensor, "ds_numel")
+    if found != slot or parameter.ds_tensor.numel() != slot:
+        raise unexpected(f"a partition of {slot} elements, 1 of {ways}", f"one of {found}", fact.name)
 
 
 def _add_slot(stored: Stored, parameter: Any, storage: int, start: int) -> int:
     """Adds an entry and returns where the next slot begins."""
-    partition = stored.partition(group_ranks(parameter.ds_process_group))
+    partition = stored.partition(parameter.ds_process_group)
     stored.add_entry(parameter, storage, start, parameter.ds_numel, partition)
     return start + int(parameter.ds_tensor.ds_numel)
 

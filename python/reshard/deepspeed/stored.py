@@ -3,7 +3,7 @@
     engine.optimizer                  is read by
     DeepSpeedZeroOptimizer            flat.py      stages 1, 2
     BF16_Optimizer                    flat.py      stage 1 with 32-bit gradients; without a real optimizer: whole.py
-    FP16_Optimizer                    flat.py      stage 0 with a fused optimizer
+    FP16_Optimizer                    flat.py      stage 0 with a fused optimizer: its states; weights: whole.py
     FP16_UnfusedOptimizer             whole.py     stage 0
     a torch optimizer, or none        whole.py     stage 0
     DeepSpeedZeroOptimizer_Stage3     slices.py    stage 3
@@ -63,6 +63,7 @@ class Stored:
     partitions: list[tuple[int, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._groups: dict[int, int] = {}
         self._numbers = {id(fact.parameter): number for number, fact in enumerate(self.facts)}
 
     def number(self, parameter: Any) -> int:
@@ -83,11 +84,14 @@ class Stored:
     def add_entry(self, parameter: Any, storage: int, start: int, numel: int, partition: int = 0) -> None:
         self.entries.append((self.number(parameter), storage, start, numel, partition))
 
-    def partition(self, ranks: tuple[int, ...]) -> int:
-        """The number of a partition group."""
-        if ranks not in self.partitions:
-            self.partitions.append(ranks)
-        return self.partitions.index(ranks)
+    def partition(self, group: Any) -> int:
+        """The number of a process group that slices parameters."""
+        if id(group) not in self._groups:
+            ranks = group_ranks(group)
+            if ranks not in self.partitions:
+                self.partitions.append(ranks)
+            self._groups[id(group)] = self.partitions.index(ranks)
+        return self._groups[id(group)]
 
     def account(self, tp_index: int) -> Held:
         """The same without tensors: what is told to the tensor-parallel peers."""

@@ -21,7 +21,7 @@ from deepspeed.module_inject import layers
 
 from .errors import EngineError, internal, unexpected
 
-__all__ = ["ParameterFacts", "TensorParallel", "parameters_of", "tensor_parallel"]
+__all__ = ["ParameterFacts", "TensorParallel", "described"]
 
 # Layers that cut their parameters and describe the cut wrongly or not at all.
 _UNDESCRIBED = tuple(
@@ -63,71 +63,72 @@ class ParameterFacts:
         return self.name, self.aliases, self.shape, self.affine_map is None, str(self.parameter.dtype)
 
 
-def tensor_parallel(module: torch.nn.Module) -> TensorParallel:
-    """The group over which AutoTP cut `module`; of this rank alone where it cut nothing.
+def described(module: torch.nn.Module) -> tuple[TensorParallel, list[ParameterFacts]]:
+    """The group over which AutoTP cut `module` (this rank alone where it cut nothing), and all parameters in module order.
+
+    Frozen and empty parameters are among them. One walk over the modules.
 
     Raises:
-        EngineError: layers that were cut over different groups.
-        InternalsError: a layer that says another index or size than its group.
+        EngineError: layers that were cut over different groups; a parameter that its layer cut and does not describe,
+            with the reason that DeepSpeed gives.
+        InternalsError: a layer that says another index or size than its group, a shard that is not as its map says.
     """
-    rank = torch.distributed.get_rank()
-    found, first = TensorParallel((rank,), 0, None), ""
-    for name, layer in module.named_modules():
-        group = getattr(layer, "mp_group", None)
-        if group is None or not hasattr(layer, "tp_world_size"):
+    tp, first = TensorParallel((torch.distributed.get_rank(),), 0, None), ""
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, Any] = {}
+    seen: set[int] = set()
+    for prefix, layer in module.named_modules(remove_duplicate=False):
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+                parameters[id(parameter)] = parameter
+        if id(layer) in seen:
             continue
-        ranks = tuple(torch.distributed.get_process_group_ranks(group))
-        said = (internal(layer, "tp_world_size"), internal(layer, "tp_index"))
-        if rank not in ranks or said != (len(ranks), ranks.index(rank)):
-            raise unexpected(f"{name} with size and index {said}", f"the process group {list(ranks)}")
-        if first and ranks != found.ranks:
-            raise EngineError(
-                f"{first} is cut over ranks {list(found.ranks)} and {name} over {list(ranks)}",
-                parameter=name,
-                expected=found.ranks,
-                found=ranks,
-            )
-        found, first = TensorParallel(ranks, said[1], group), first or name
-    return found
+        seen.add(id(layer))
+        if isinstance(layer, _UNDESCRIBED):
+            raise _undescribed(prefix, layer)
+        if getattr(layer, "mp_group", None) is not None and hasattr(layer, "tp_world_size"):
+            found = _group_of(prefix, layer)
+            if first and found.ranks != tp.ranks:
+                raise EngineError(
+                    f"{first} is cut over ranks {list(tp.ranks)} and {prefix} over {list(found.ranks)}",
+                    parameter=prefix,
+                    expected=tp.ranks,
+                    found=found.ranks,
+                )
+            tp, first = found, first or prefix
+    return tp, [_facts(names[key], parameter, tp) for key, parameter in parameters.items()]
+
+
+def _group_of(name: str, layer: Any) -> TensorParallel:
+    rank, group = torch.distributed.get_rank(), layer.mp_group
+    ranks = tuple(torch.distributed.get_process_group_ranks(group))
+    said = (layer.tp_world_size, internal(layer, "tp_index"))
+    if rank not in ranks or said != (len(ranks), ranks.index(rank)):
+        raise unexpected(f"{name} with size and index {said}", f"the process group {list(ranks)}")
+    return TensorParallel(ranks, said[1], group)
+
+
+def _undescribed(name: str, layer: Any) -> EngineError:
+    return EngineError(
+        f"{name}: DeepSpeed does not describe how {type(layer).__name__} cuts its parameters",
+        parameter=name,
+        found=type(layer).__name__,
+        hint="keep this layer out of AutoTP with a partition_config",
+    )
+
+
+def _facts(names: list[str], parameter: Any, tp: TensorParallel) -> ParameterFacts:
+    name, *aliases = names
+    affine_map, full = _published(name, parameter)
+    if affine_map is not None:
+        _check_shard(name, parameter, affine_map, full, tp)
+    return ParameterFacts(name, tuple(aliases), full, affine_map, parameter)
 
 
 def shard_shape(parameter: Any) -> tuple[int, ...]:
     """Of this rank's tensor-parallel shard: `param.shape` is empty where ZeRO-3 has partitioned it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def parameters_of(module: torch.nn.Module, tp: TensorParallel) -> list[ParameterFacts]:
-    """All parameters in module order, frozen and empty ones included.
-
-    Raises:
-        EngineError: a parameter that its layer cut and does not describe. Names it and the reason DeepSpeed gives.
-        InternalsError: a shard that is not as its layer's map says.
-    """
-    names: dict[int, list[str]] = {}
-    parameters: dict[int, Any] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        parameters[id(parameter)] = parameter
-    _refuse_undescribed(module)
-    facts = []
-    for key, parameter in parameters.items():
-        name, *aliases = names[key]
-        affine_map, full = _published(name, parameter)
-        if affine_map is not None:
-            _check_shard(name, parameter, affine_map, full, tp)
-        facts.append(ParameterFacts(name, tuple(aliases), full, affine_map, parameter))
-    return facts
-
-
-def _refuse_undescribed(module: torch.nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, _UNDESCRIBED):
-            raise EngineError(
-                f"{name}: DeepSpeed does not describe how {type(layer).__name__} cuts its parameters",
-                parameter=name,
-                found=type(layer).__name__,
-                hint="keep this layer out of AutoTP with a partition_config",
-            )
 
 
 def _published(name: str, parameter: Any) -> tuple[Mapping[str, Any] | None, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """What a layout says, done element by element: the dumb side of every comparison.
 
     layout.pieces + every rank's shards --walked with as_strided--> full tensors, every element written, replicas equal
+    full tensors + layout.pieces --scattered--> one rank's shards
 
 Values travel as the bits of their type (numpy has no bfloat16), so equal means bit for bit.
 """
@@ -12,7 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed
+from engines import Case, consolidated, full_state
 from numpy.lib.stride_tricks import as_strided
+
+import reshard.deepspeed
 
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -66,3 +71,55 @@ def different(found: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) ->
         if truth.size and not same:
             wrong.append(name)
     return wrong
+
+
+def scattered(layout: Any, shards: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tensor]) -> None:
+    """Writes this rank's pieces of full tensors into its shards, in place."""
+    storages = {storage.id: storage.name for storage in layout.storages}
+    buffers = {buffer.id: storages[buffer.storage] for buffer in layout.buffers}
+    for piece in layout.pieces():
+        if piece.rank == torch.distributed.get_rank():
+            region = tuple(slice(o, o + n) for o, n in zip(piece.origin, piece.shape, strict=True))
+            target = shards[buffers[piece.buffer]]
+            where = target.storage_offset() + piece.offset
+            target.as_strided(tuple(piece.shape), tuple(piece.strides), where).copy_(full[piece.parameter][region])
+
+
+def gathered(layout: Any, shards: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """The bits of every rank's shards, by rank, on every rank; all ranks must have described the same. Collective."""
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, (shard_bits(shards), layout))
+    assert all(one == layout for _, one in told), "ranks describe different layouts"
+    return [mine for mine, _ in told]
+
+
+def wrong_weights(engine: Any) -> list[str]:
+    """The parameters of which layout and shards say something else than DeepSpeed's own gather. Collective."""
+    layout = reshard.deepspeed.parameter_layout(engine)
+    with reshard.deepspeed.released(engine):
+        shards = reshard.deepspeed.parameter_shards(engine)
+        shards.check()
+        told = gathered(layout, shards)
+    truth = consolidated(engine)
+    return agreed(lambda: different(rebuilt(layout, told), truth or {}))
+
+
+def wrong_state(engine: Any, case: Case, state: str) -> list[str]:
+    """The same of an optimizer state, against DeepSpeed's accessors. Collective."""
+    layout = reshard.deepspeed.optimizer_layout(engine, state)
+    told = gathered(layout, reshard.deepspeed.optimizer_shards(engine, state))
+    truth = full_state(engine, case, state)
+    return agreed(lambda: different(rebuilt(layout, told), truth))
+
+
+def agreed(compare: Any) -> list[str]:
+    """What rank 0 finds, on every rank: nobody is left waiting for one that has failed."""
+    found: list[Any] = [None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            found = [compare()]
+        except AssertionError as error:
+            found = [[str(error)]]
+    torch.distributed.broadcast_object_list(found)
+    result: list[str] = found[0]
+    return result
