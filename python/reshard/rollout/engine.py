@@ -60,7 +60,7 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         sync: see `SyncOptions`.
 
     Raises:
-        RolloutError: on every rank, if one has no source, could not describe its weights, build its copy or make the plan.
+        RolloutError: on every rank, if one could not use its source, describe its weights, build its copy or plan.
     """
 
     name = "reshard"
@@ -98,7 +98,7 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
                 self._generator = Generator(self.model, end=end, padding=padding, seed=options.seed + copy)
 
         council.together("build its copy", build)
-        tensors = self.model.tensors() if self.model else {}
+        tensors: dict[str, torch.Tensor] = self.model.tensors() if self.model else {}
         self.weights = WeightSync(given[0], targets[0], tensors, sync, council=council, layout=layout)
 
     @property
