@@ -134,6 +134,7 @@ def forget_groups() -> None:
         "_DATA_PARALLEL_GROUP",
         "_MODEL_PARALLEL_GROUP",
         "mesh_device",
+        "mpu",
     ):
         setattr(groups, name, None)
 
@@ -271,6 +272,13 @@ def step(engine: Any, case: Case, number: int = 0) -> float:
     engine.backward(loss)
     engine.step()
     return float(loss.detach())
+
+
+def standstill(engine: Any) -> None:
+    """The next step is one of length zero: whatever it changes, it changes because the masters say so."""
+    for group in (engine.optimizer, getattr(engine.optimizer, "optimizer", engine.optimizer)):
+        for one in group.param_groups:
+            one["lr"] = 0.0
 
 
 def consolidated(engine: Any, restore: bool = True) -> dict[str, torch.Tensor] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Case, consolidated, full_shapes, full_state, make_engine, step
+from engines import Case, consolidated, full_shapes, full_state, make_engine, standstill, step
 from ranks import run_ranks
 from rebuild import agreed, different, scattered
 
@@ -51,20 +51,13 @@ def _still(engine: Any, case: Case) -> list[str]:
     return agreed(lambda: [name for name in values if not torch.equal(values[name], truth[name].float())])
 
 
-def _standstill(engine: Any) -> None:
-    """The next step is one of length zero: whatever it changes, it changes because the masters say so."""
-    for group in (engine.optimizer, getattr(engine.optimizer, "optimizer", engine.optimizer)):
-        for one in group.param_groups:
-            one["lr"] = 0.0
-
-
 def _survives(rank: int, case: Case) -> dict[str, list[str]]:
     found = {}
     engine = make_engine(case)
     step(engine, case)
     _synced(engine, case, moments="keep")
     found["arrived"] = _still(engine, case)
-    _standstill(engine)
+    standstill(engine)
     step(engine, case, 1)
     found["after a step"] = _still(engine, case)
     return found
@@ -81,7 +74,7 @@ def _undone(rank: int, case: Case) -> dict[str, list[str]]:
     step(engine, case)
     _synced(engine, case, weights_only=True)
     arrived = _still(engine, case)
-    _standstill(engine)
+    standstill(engine)
     step(engine, case, 1)
     return {"arrived": arrived, "after a step": _still(engine, case)}
 

@@ -59,7 +59,8 @@ class Story:
         case = self.case
         init = f"-init-{case.init}" if case.init else ""
         extra = "-tied" * case.tied + "-bf16-optimizer" * case.bf16_optimizer + "-groups" * case.two_groups
-        extra += f"-offload-{case.offload}" * bool(case.offload)
+        extra += f"-offload-{case.offload}" * bool(case.offload) + "-frozen" * bool(case.frozen)
+        extra += "-round-robin" * case.round_robin
         place = f"tp{self.placement.tp}x{self.placement.copies}"
         return f"{case.model}-tp{case.tp}-zero{case.stage}{init}-{case.dtype}{extra}-to-{place}"
 

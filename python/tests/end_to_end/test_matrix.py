@@ -20,6 +20,7 @@ SEEDS = [
 SMALL = [story for story in SEEDS if story.case.model == "small"]
 QWEN3 = [story for story in SEEDS if story.case.model == "qwen3"]
 
+FROZEN = ("norm.weight", "up.bias", "down.weight")
 SHAPES = [
     Story(Case(model="qwen3", tp=1, stage=1), Placement(4)),
     Story(Case(model="qwen3", tp=1, stage=3), Placement(4)),
@@ -33,6 +34,13 @@ SHAPES = [
     Story(Case(model="small", tp=2, stage=3, two_groups=True, sub_group_elements=40), Placement(4)),
     Story(Case(model="qwen3", tp=2, stage=1, bf16_optimizer=True, two_groups=True), Placement(4)),
     Story(Case(model="small", tp=2, stage=3, offload="both"), Placement(4)),
+    Story(Case(model="qwen3", tp=2, stage=1, offload="optimizer"), Placement(4)),
+    Story(Case(model="qwen3", tp=2, stage=2, offload="optimizer", two_groups=True), Placement(4)),
+    Story(Case(model="qwen3", tp=2, stage=3, offload="both", sub_group_elements=300), Placement(4)),
+    Story(Case(model="small", tp=2, stage=1, frozen=FROZEN), Placement(4)),
+    Story(Case(model="small", tp=2, stage=3, frozen=FROZEN, persistence_elements=20), Placement(4)),
+    Story(Case(model="small", tp=2, stage=2, bf16_optimizer=True, frozen=FROZEN), Placement(4)),
+    Story(Case(model="qwen3", tp=2, stage=2, round_robin=True, alignment=True), Placement(4)),
 ]
 SIX = [
     Story(Case(model="qwen3", tp=2, stage=1), Placement(4, ranks=(5, 4, 1, 0))),

@@ -1,0 +1,93 @@
+"""One training engine into another of another sharding, through the executor: weights, exact masters, moments.
+
+source (a step ahead) ──sync──► target ──► a step of length zero ──► the same weights still
+fp32, exp_avg, exp_avg_sq ──a plan each──► the target's, bit for bit what DeepSpeed says the source holds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import oracle
+import pytest
+from engines import Case, full_state, make_engine, standstill, step
+from ranks import run_ranks
+
+import reshard
+from reshard.deepspeed import (
+    optimizer_layout,
+    optimizer_shards,
+    parameter_layout,
+    parameter_shards,
+    released,
+    training_target,
+)
+from reshard.deepspeed.stored import STATES
+from reshard.torch import Synchroniser
+
+QWEN = Case(model="qwen3")
+PAIRS = {
+    "stage 1 tp4 to stage 3 tp2": (QWEN.but(tp=4), QWEN.but(stage=3, sub_group_elements=300)),
+    "stage 3 zero.Init tp2 to stage 1 tp4": (QWEN.but(stage=3, init="world"), QWEN.but(tp=4)),
+    "bf16 optimizer tp2 to stage 2 tp1 offloaded": (
+        QWEN.but(bf16_optimizer=True, two_groups=True),
+        QWEN.but(stage=2, tp=1, offload="optimizer"),
+    ),
+    "stage 3 tp1 to bf16 optimizer tp2": (QWEN.but(stage=3, tp=1), QWEN.but(bf16_optimizer=True)),
+    "tied stage 2 tp2 to stage 3 tp1 offloaded": (
+        QWEN.but(stage=2, tied=True),
+        QWEN.but(stage=3, tp=1, tied=True, offload="both"),
+    ),
+}
+
+
+@dataclass
+class Seen:
+    """Names of what differed, at each point, on one rank."""
+
+    before: list[str]
+    arrived: list[str]
+    after_a_step: list[str]
+    moved: list[str]
+    states: dict[str, list[str]]
+
+
+def _between(rank: int, ahead: Case, behind: Case) -> Seen:
+    source = make_engine(ahead)
+    step(source, ahead)
+    # DeepSpeed's own gathers use the groups of the engine that was made last.
+    truth = oracle.truth(source)
+    states = {name: full_state(source, ahead, name) for name in STATES}
+    target = make_engine(behind)
+    step(target, behind, 1)
+    before = oracle.differing(oracle.truth(target), truth)
+
+    into = training_target(target, moments="keep")
+    plan = reshard.plan(parameter_layout(source), into.layout)
+    with Synchroniser(plan, staging=4096) as synchroniser, released(source), released(target):
+        shards = into.shards()
+        addresses = {name: shard.data_ptr() for name, shard in shards.items()}
+        synchroniser.sync(parameter_shards(source), shards, version=1)
+        into.commit()
+        moved = [name for name, shard in into.shards().items() if shard.data_ptr() != addresses[name]]
+    arrived = oracle.differing(oracle.truth(target), truth)
+    standstill(target)
+    step(target, behind, 2)
+    after = oracle.differing(oracle.truth(target), truth)
+
+    wrong = {}
+    for name in STATES:
+        plan = reshard.plan(optimizer_layout(source, name), optimizer_layout(target, name))
+        with Synchroniser(plan, staging=4096) as synchroniser:
+            synchroniser.sync(optimizer_shards(source, name), optimizer_shards(target, name), version=1)
+        wrong[name] = oracle.differing(full_state(target, behind, name), states[name])
+    return Seen(before, arrived, after, moved, wrong)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_training_engine_takes_over_another(name: str) -> None:
+    for seen in run_ranks(4, _between, *PAIRS[name]):
+        # Two engines that agreed from the start would show nothing.
+        assert "model.layers.0.mlp.up_proj.weight" in seen.before
+        assert (seen.arrived, seen.after_a_step, seen.moved) == ([], [], [])
+        assert seen.states == {state: [] for state in STATES}
