@@ -318,10 +318,14 @@ def test_a_copy_of_another_type_needs_permission() -> None:
 def _unfit(rank: int) -> None:
     config = tiny.config()
     good = Halves(config, rank, 2)
-    with pytest.raises(RolloutError, match="rank 1 could not use its source: UsageError: weights come from a DeepSpeed"):
+    with pytest.raises(
+        RolloutError, match="rank 1 could not use its source: UsageError: weights come from a DeepSpeed"
+    ):
         TensorParallelRollout(object() if rank == 1 else good, config, Placement(2))
     other = tiny.config(bias=False) if rank == 0 else tiny.config(tied=True, layers=3)
-    with pytest.raises(RolloutError, match=r"rank 1 could not build its copy: UsageError: the trainer has no parameter"):
+    with pytest.raises(
+        RolloutError, match=r"rank 1 could not build its copy: UsageError: the trainer has no parameter"
+    ):
         TensorParallelRollout(good, other, Placement(2))
     with pytest.raises(RolloutError, match=r"rank 0 could not make a plan: PlanError"):
         TensorParallelRollout(good, tiny.config(intermediate_size=20), Placement(2))
