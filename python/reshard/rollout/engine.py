@@ -82,7 +82,7 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
 
         council.together("use its source", accept)
         layout = council.layout(given[0])
-        team = make_team(placement)
+        team = make_team(placement, options.device)
         self.model: TensorParallelModel | None = None
         self._generator: Generator | None = None
         targets: list[Layout] = []
@@ -98,7 +98,9 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
                 self._generator = Generator(self.model, end=end, padding=padding, seed=options.seed + copy)
 
         council.together("build its copy", build)
-        tensors: dict[str, torch.Tensor] = self.model.tensors() if self.model else {}
+        # Made in `build`, where a type checker does not see it.
+        model: TensorParallelModel | None = self.model
+        tensors = model.tensors() if model else {}
         self.weights = WeightSync(given[0], targets[0], tensors, sync, council=council, layout=layout)
 
     @property

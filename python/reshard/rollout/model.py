@@ -101,8 +101,10 @@ class TensorParallelModel:
             )
 
 
-def make_team(placement: Placement) -> Team | None:
+def make_team(placement: Placement, device: torch.device | str = "cpu") -> Team | None:
     """This rank's place in its copy, or None if it runs none. Every rank of the world calls it: it makes groups.
+
+    The groups speak gloo if the copies lie on the host, else what the world speaks.
 
     Raises `UsageError` if a copy has a rank that the world does not have.
     """
@@ -114,10 +116,10 @@ def make_team(placement: Placement) -> Team | None:
             rank=max(placement.ranks),
             expected=world,
         )
-    team = None
+    team, backend = None, "gloo" if torch.device(device).type == "cpu" else None
     for copy in range(placement.copies):
         ranks = placement.copy_ranks(copy)
-        group: Any = dist.new_group(list(ranks)) if placement.tp > 1 else None
+        group: Any = dist.new_group(list(ranks), backend=backend) if placement.tp > 1 else None
         if rank in ranks:
             team = Team(ranks.index(rank), placement.tp, group, ranks)
     return team

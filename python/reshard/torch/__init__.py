@@ -26,12 +26,15 @@ once and bounded; a message that is one contiguous box goes straight from and in
 
 from .binding import Shards
 from .errors import BindError, BrokenError, Stage, SyncError
+from .replicas import ReplicaCheck, ReplicaError
 from .report import Report, State, Totals
 from .synchroniser import Synchroniser
 
 __all__ = [
     "BindError",
     "BrokenError",
+    "ReplicaCheck",
+    "ReplicaError",
     "Report",
     "Shards",
     "Stage",

@@ -9,6 +9,7 @@ import tiny
 import torch
 from ranks import run_ranks
 
+from reshard import UsageError
 from reshard.rollout import Generator, Placement, Sampling, TensorParallelModel, make_team
 
 
@@ -166,3 +167,23 @@ def test_ranks_with_requests_of_their_own_get_their_own_answers() -> None:
     for rank, (ids, mask, alone) in enumerate(run_ranks(4, _each)):
         assert torch.equal(ids, alone), rank
         assert mask.shape == ids.shape
+
+
+def test_a_rank_that_the_world_does_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="rank 3 is to run a copy, the world has 1 ranks") as caught:
+        make_team(Placement(2, ranks=(0, 3)))
+    assert caught.value.rank == 3
+
+
+def test_a_type_that_no_module_computes_in_is_refused_by_name() -> None:
+    team = make_team(Placement(1))
+    assert team is not None
+    with pytest.raises(UsageError, match=r"model.embed_tokens.weight cannot be i64"):
+        TensorParallelModel(tiny.config(), team, dtype="i64")
+
+
+def test_no_token_is_no_request() -> None:
+    copy = loaded(tiny.model(tiny.config()), 1)
+    assert copy is not None
+    with pytest.raises(UsageError, match="at least one token"):
+        Generator(copy, end=[], padding=0).generate(*tiny.tokens(), Sampling(tokens=0))
