@@ -22,6 +22,8 @@ import numpy as np
 import torch
 import torch.distributed
 
+from reshard.torch.dtypes import SHORT
+
 from .errors import EngineError
 from .held import Held, StorageSpec
 from .tensor_parallel import ParameterFacts
@@ -30,18 +32,6 @@ __all__ = ["STATES", "Stored", "group_ranks", "short_dtype", "state_tensor"]
 
 #: Optimizer states that have a layout: the master copy of the weights, and Adam's moments.
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
-
-_SHORT = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "f8e4m3",
-    torch.float8_e5m2: "f8e5m2",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.uint8: "u8",
-}
 
 
 @dataclass
@@ -102,7 +92,7 @@ class Stored:
 
 def short_dtype(tensor: torch.Tensor) -> str:
     """The name of a tensor's dtype in layouts."""
-    name = _SHORT.get(tensor.dtype)
+    name = SHORT.get(tensor.dtype)
     if name is None:
         raise EngineError(f"a buffer of dtype {tensor.dtype}, which has no layout", found=str(tensor.dtype))
     return name

@@ -22,9 +22,10 @@ from torch import nn
 from reshard import ReshardError, UsageError
 from reshard.rollout.layouts import Cuts, Placement, dtype_of_each, model_cuts
 from reshard.rollout.linear import ColumnLinear, RowLinear, Team, VocabularyEmbedding
+from reshard.torch.dtypes import REAL
 
 _KINDS = {"colwise": "column", "rowwise": "row", "colwise_gather_output": "head", "colwise_rep": "head"}
-_DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 class TensorParallelModel:
@@ -187,12 +188,11 @@ def _give_memory(model: nn.Module, types_of: Mapping[str, str], device: torch.de
             raise ReshardError(
                 f"the layout does not know parameter {name}", kind="unsupported", parameter=name
             )
-        dtype = _DTYPES.get(types_of[name])
-        if dtype is None:
+        if types_of[name] not in _FLOATS:
             raise UsageError(
                 f"{name} cannot be {types_of[name]} in a module", parameter=name, found=types_of[name]
             )
-        values = torch.full(parameter.shape, torch.nan, dtype=dtype, device=device)
+        values = torch.full(parameter.shape, torch.nan, dtype=REAL[types_of[name]], device=device)
         born[id(parameter)] = nn.Parameter(values, requires_grad=False)
     for module in model.modules():
         for key, held in module._parameters.items():

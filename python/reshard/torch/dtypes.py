@@ -24,6 +24,9 @@ REAL: dict[str, torch.dtype] = {
 }
 """The torch type of each short name."""
 
+SHORT: dict[torch.dtype, str] = {dtype: name for name, dtype in REAL.items()}
+"""The short name of each torch type."""
+
 _BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -233,7 +233,7 @@ class Synchroniser:
     def _bind(
         self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], version: int
     ) -> tuple[Bound, Bound]:
-        if _number(version) != version:
+        if not hasattr(version, "__index__") or _number(version) != version:
             raise UsageError(f"expected a version that fits in 64 bits, found {version!r}")
         bound = self._source.bind(source), self._target.bind(target)
         check_apart(*bound, self._member.rank)

@@ -135,7 +135,7 @@ def test_an_unknown_name_offers_the_nearest():
         Synchroniser(_plan()).sync(list(source.values()), target, version=1)
 
 
-@pytest.mark.parametrize("version", ["7", 1.5, None, 2**63])
+@pytest.mark.parametrize("version", ["7", 1.5, 0.0, None, 2**63])
 def test_a_version_is_an_integer_of_64_bits(version):
     with pytest.raises(SyncError, match="expected a version that fits in 64 bits"):
         Synchroniser(_plan()).sync(*_tensors(), version=version)
