@@ -10,6 +10,7 @@ Needs torch; the model needs transformers, and only `TensorParallelRollout` (wit
 
 from typing import TYPE_CHECKING, Any
 
+from reshard.rollout.council import RolloutError
 from reshard.rollout.generation import Generated, Generator, Sampling
 from reshard.rollout.layouts import (
     Cut,
@@ -24,7 +25,7 @@ from reshard.rollout.layouts import (
 from reshard.rollout.linear import Team
 from reshard.rollout.model import TensorParallelModel, make_team
 from reshard.rollout.source import DeepSpeedSource, WeightSource
-from reshard.rollout.sync import RolloutError, SyncOptions, WeightSync
+from reshard.rollout.sync import SyncOptions, WeightSync
 
 if TYPE_CHECKING:
     from reshard.rollout.engine import RolloutOptions, TensorParallelRollout

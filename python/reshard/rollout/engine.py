@@ -19,11 +19,12 @@ import torch
 from deepspeed.runtime.rollout.base import RolloutBatch, RolloutEngine, RolloutRequest, SamplingConfig
 
 from reshard import Layout, UsageError
+from reshard.rollout.council import Council, RolloutError
 from reshard.rollout.generation import Generator, Sampling
 from reshard.rollout.layouts import Placement, model_cuts
 from reshard.rollout.model import TensorParallelModel, make_team
 from reshard.rollout.source import WeightSource, as_source
-from reshard.rollout.sync import Council, RolloutError, SyncOptions, WeightSync
+from reshard.rollout.sync import SyncOptions, WeightSync
 from reshard.torch import State
 
 

@@ -11,20 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from reshard import Layout, Plan, ReshardError, UsageError, plan
+from reshard.rollout.council import Council
 from reshard.rollout.source import WeightSource
 from reshard.torch import Report, State, Synchroniser
 from reshard.torch.replicas import ReplicaCheck
-
-
-class RolloutError(ReshardError):
-    """A rollout copy that cannot do what was asked, or a rank whose trainer could not give its weights."""
 
 
 @dataclass(frozen=True)
@@ -51,68 +46,6 @@ class SyncOptions:
             raise UsageError(
                 f"replicas is once, always or never, found {self.replicas!r}", found=self.replicas
             )
-
-
-class Council:
-    """A group of all ranks for what they must know of each other between syncs."""
-
-    def __init__(self, timeout: float) -> None:
-        is_running = dist.is_available() and dist.is_initialized()
-        self.world = dist.get_world_size() if is_running else 1
-        self.rank = dist.get_rank() if is_running else 0
-        limit = timedelta(seconds=timeout)
-        self.group: Any = dist.new_group(timeout=limit, backend="gloo") if self.world > 1 else None
-
-    def exchange(self, value: Any) -> list[Any]:
-        """What every rank says, by rank."""
-        values = [value]
-        if self.group is not None:
-            values = [None] * self.world
-            dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def together(self, what: str, step: Callable[[], Any]) -> list[Any]:
-        """Runs a local step on every rank and returns what each returned; an error is raised on all.
-
-        Raises:
-            RolloutError: naming the lowest rank whose step failed, and what it said. There, its error is the cause.
-        """
-        value, error = None, None
-        try:
-            value = step()
-        except Exception as caught:
-            error = caught
-        told = self.exchange((value, None if error is None else f"{type(error).__name__}: {error}"))
-        for rank, (_, refusal) in enumerate(told):
-            if refusal is not None:
-                parameter = getattr(error, "parameter", None)
-                raise RolloutError(
-                    f"rank {rank} could not {what}: {refusal}",
-                    kind="invalid",
-                    rank=rank,
-                    parameter=parameter,
-                    found=refusal,
-                ) from error
-        return [value for value, _ in told]
-
-    def layout(self, source: WeightSource | None) -> Layout:
-        """The source's layout, on ranks without a source too."""
-        holder: list[Layout | None] = [None]
-
-        def ask() -> bool:
-            if source is not None:
-                holder[0] = source.layout()
-            return source is not None
-
-        has_source = self.together("describe its weights", ask)
-        if not any(has_source):
-            raise UsageError("no rank has a source of weights")
-        if not all(has_source):
-            mine = holder[0]
-            dist.broadcast_object_list(holder, has_source.index(True), group=self.group)
-            holder[0] = mine or holder[0]
-        assert holder[0] is not None
-        return holder[0]
 
 
 class WeightSync:
@@ -178,7 +111,7 @@ class WeightSync:
         """Moves the weights as they are now, as `version`. Collective.
 
         Raises:
-            RolloutError: a source could not give its weights; nothing was moved.
+            RolloutError: a source could not give its weights, or a rank was lost before the move; nothing was moved.
             ReplicaError: replicas in the trainer differ; nothing was moved.
             SyncError: see `reshard.torch.Synchroniser.sync`.
         """
@@ -194,17 +127,35 @@ class WeightSync:
                 before, self._fingerprint = self._fingerprint, _fingerprint(self._source)
                 return before is not None and before != self._fingerprint
 
-            if any(self._council.together("give its weights", take)):
+            if self._council.together("give its weights", take).count:
                 self.replan()
             if self._is_check_due:
-                self._replicas.run(shards["now"])
+                self._compare(shards["now"])
                 self._is_check_due = self._options.replicas == "always"
             return self._move(shards["now"], version)
 
     def close(self) -> None:
-        """Leaves the groups of the synchroniser. Collective."""
+        """Leaves all groups. Collective."""
+        self._leave()
+        self._council.close()
+
+    def _leave(self) -> None:
         if self._synchroniser is not None:
             self._synchroniser.close()
+
+    def _compare(self, shards: Mapping[str, torch.Tensor]) -> None:
+        found: list[ReshardError] = []
+
+        def run() -> None:
+            try:
+                self._replicas.run(shards)
+            except ReshardError as error:
+                # It is raised alike on every rank already.
+                found.append(error)
+
+        self._council.together("compare its replicas", run, is_collective=True)
+        if found:
+            raise found[0]
 
     def _move(self, shards: Mapping[str, torch.Tensor], version: int) -> Report:
         synchroniser = self._synchroniser
@@ -226,7 +177,7 @@ class WeightSync:
                 self._replicas = ReplicaCheck(layout, self._council.group)
 
         self._council.together("make a plan", make)
-        self.close()
+        self._leave()
         self._synchroniser = Synchroniser(self.plan, staging=options.staging, timeout=options.timeout)
         self._is_check_due = options.replicas != "never"
         self.plans_made += 1

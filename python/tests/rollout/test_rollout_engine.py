@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -227,6 +230,47 @@ def _refusing(rank: int) -> None:
 
 def test_one_rank_that_cannot_stops_all_and_the_copy_stays() -> None:
     run_ranks(4, _refusing, timeout=60)
+
+
+def _lost(rank: int, victim: int, where: str) -> tuple[str, str, int | None, float]:
+    """A rank is killed while it gives its weights, or while replicas are compared."""
+    rollout, trainer = rollout_on(
+        rank, Placement(2), holders=3, sync=SyncOptions(timeout=20.0, replicas="always")
+    )
+    rollout.sync_weights(0)
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == victim and trainer is not None:
+        if where == "shards":
+            trainer.shards = die  # type: ignore[method-assign,assignment]
+        else:
+            rollout.weights._replicas._hash = die  # type: ignore[method-assign,assignment]
+    begin = time.monotonic()
+    with pytest.raises(RolloutError) as caught:
+        rollout.sync_weights(1)
+    seconds = time.monotonic() - begin
+    assert caught.value.rank == victim
+    if rollout.model is not None:
+        check_copy(rollout, tiny.config(), 0)
+    with pytest.raises(RolloutError, match=f"rank {victim} could not give its weights: it was lost before"):
+        rollout.sync_weights(2)
+    return str(caught.value), rollout.state.value, rollout.version, seconds
+
+
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize(
+    ("where", "what"), [("shards", "give its weights"), ("hash", "compare its replicas")]
+)
+def test_a_rank_that_dies_before_the_move_is_named(victim: int, where: str, what: str) -> None:
+    for rank, seen in enumerate(run_ranks(3, _lost, victim, where, may_die=[victim], timeout=60)):
+        if rank != victim:
+            words, state, version, seconds = seen
+            assert words.startswith(f"rank {victim} could not {what}: ")
+            assert (state, version) == ("committed", 0)
+            # Seen at once, not when the time runs out.
+            assert seconds < 15.0
 
 
 def _drifted(rank: int, replicas: Any) -> str | None:
