@@ -1,4 +1,4 @@
-//! Pickles: the postcard form of a value, which is checked again when it is read.
+//! Pickles: the postcard form of a value. A layout is checked again when it is read; a plan is proved by `verify`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
