@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import flat, slices
-from .errors import StaleError
+from .errors import EngineError, StaleError
 from .layouts import checked_state, read
 from .stored import Stored
 from .tensor_parallel import ParameterFacts, Survey
@@ -30,8 +30,8 @@ class Shards(Mapping[str, torch.Tensor]):
     Writing into them writes into the engine. Padding is inside, and no piece of the layout touches it.
     """
 
-    def __init__(self, engine: Any, state: str | None) -> None:
-        self._engine, self._state = engine, state
+    def __init__(self, engine: Any, state: str | None, *, is_target: bool = False) -> None:
+        self._engine, self._state, self._is_target = engine, state, is_target
         self._tensors = _tensors(engine, state)
 
     def check(self) -> None:
@@ -51,6 +51,19 @@ class Shards(Mapping[str, torch.Tensor]):
                     found=None if mine is None else _identity(mine),
                     hint="take shards anew before each move",
                 )
+
+    def check_target(self) -> None:
+        """Refuses weights as a target where masters would undo them, unless they are a `TrainingTarget`'s. Local.
+
+        Raises:
+            EngineError: with the way out.
+        """
+        if self._state is None and not self._is_target and has_masters(self._engine):
+            raise EngineError(
+                "weights that are written alone are undone by the next step, which starts from the master weights",
+                kind="usage",
+                hint="training_target(engine, ...).shards() are shards to write into",
+            )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -86,6 +99,13 @@ def optimizer_shards(engine: Any, state: str) -> Shards:
         EngineError: as `optimizer_layout`.
     """
     return Shards(engine, checked_state(state))
+
+
+def has_masters(engine: Any) -> bool:
+    """Whether the engine's next step would start from masters: whether it has a real optimizer."""
+    return hasattr(engine.optimizer, "param_groups") and getattr(
+        engine.optimizer, "using_real_optimizer", True
+    )
 
 
 def stored(engine: Any, state: str | None) -> Stored:

@@ -20,7 +20,7 @@ from reshard import Layout
 from .errors import EngineError, unexpected
 from .layouts import parameter_layout
 from .release import release
-from .shards import Shards, parameter_shards, stored
+from .shards import Shards, has_masters, stored
 from .stored import Stored
 
 __all__ = ["TrainingTarget", "training_target"]
@@ -70,7 +70,7 @@ class TrainingTarget:
 
     def shards(self) -> Shards:
         """The tensors to write into, taken anew for each move. Inside `released(engine)`."""
-        return parameter_shards(self._engine)
+        return Shards(self._engine, None, is_target=True)
 
     def commit(self) -> None:
         """Makes what arrived the truth: masters set from weights, moments as asked, full copies dropped. Local.
@@ -79,18 +79,12 @@ class TrainingTarget:
         exact 32-bit masters, move `optimizer_layout(engine, "fp32")` by a plan of its own after this.
         """
         release(self._engine)
-        if self._moments is None or not _has_masters(self._engine):
+        if self._moments is None or not has_masters(self._engine):
             return
         with torch.no_grad():
             _refresh(stored(self._engine, None), stored(self._engine, "fp32"))
             if self._moments == "zero":
                 _forget(self._engine)
-
-
-def _has_masters(engine: Any) -> bool:
-    return hasattr(engine.optimizer, "param_groups") and getattr(
-        engine.optimizer, "using_real_optimizer", True
-    )
 
 
 def _refresh(weights: Stored, masters: Stored) -> None:

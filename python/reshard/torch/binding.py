@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Shards(Protocol):
-    """A mapping of storage names to tensors that can tell whether they still are what they were taken from."""
+    """A mapping of storage names to tensors that can tell whether they still are what they were taken from.
+
+    A second method, ``check_target()``, is asked of a target where it is there: it raises if these tensors must not be
+    written.
+    """
 
     def check(self) -> None:
         """Raises if a tensor no longer is the owner's memory. Called last before the ranks agree."""

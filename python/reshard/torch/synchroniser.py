@@ -240,6 +240,7 @@ class Synchroniser:
         for shards in (source, target):
             if isinstance(shards, Shards):
                 shards.check()
+        getattr(target, "check_target", _silent)()
         return bound
 
     def _agree(self, version: int | None, error: BaseException | None, stage: Stage) -> None:

@@ -25,7 +25,7 @@ from reshard.deepspeed import (
 )
 from reshard.deepspeed.stored import STATES
 from reshard.rollout import Placement
-from reshard.torch import Synchroniser
+from reshard.torch import SyncError, Synchroniser
 
 QWEN = Case(model="qwen3")
 PAIRS = {
@@ -45,8 +45,9 @@ PAIRS = {
 
 @dataclass
 class Seen:
-    """Names of what differed, at each point, on one rank."""
+    """Names of what differed, at each point, on one rank; and how weights written alone were refused."""
 
+    refused: str
     before: list[str]
     arrived: list[str]
     after_a_step: list[str]
@@ -67,6 +68,8 @@ def _between(rank: int, ahead: Case, behind: Case) -> Seen:
     into = training_target(target, moments="keep")
     plan = reshard.plan(parameter_layout(source), into.layout)
     with Synchroniser(plan, staging=4096) as synchroniser, released(source), released(target):
+        with pytest.raises(SyncError) as refused:
+            synchroniser.sync(parameter_shards(source), parameter_shards(target), version=0)
         shards = into.shards()
         addresses = {name: shard.data_ptr() for name, shard in shards.items()}
         synchroniser.sync(parameter_shards(source), shards, version=1)
@@ -83,13 +86,14 @@ def _between(rank: int, ahead: Case, behind: Case) -> Seen:
         with Synchroniser(plan, staging=4096) as synchroniser:
             synchroniser.sync(optimizer_shards(source, name), optimizer_shards(target, name), version=1)
         wrong[name] = oracle.differing(full_state(target, behind, name), states[name])
-    return Seen(before, arrived, after, moved, wrong)
+    return Seen(refused.value.cause, before, arrived, after, moved, wrong)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_training_engine_takes_over_another(name: str) -> None:
     for seen in run_ranks(4, _between, *PAIRS[name]):
         # Two engines that agreed from the start would show nothing.
+        assert "training_target(engine, ...)" in seen.refused
         assert "model.layers.0.mlp.up_proj.weight" in seen.before
         assert (seen.arrived, seen.after_a_step, seen.moved) == ([], [], [])
         assert seen.states == {state: [] for state in STATES}
