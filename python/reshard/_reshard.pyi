@@ -399,11 +399,11 @@ class Plan:
         """
         Writes the whole plan as JSON, for other programs to read.
         """
-    def to_transfer_plans(self, /) -> "dict[str, list[dict[str, Any]]]":
+    def to_transfer_plans(self, /) -> "dict[str, dict[str, Any]]":
         """
-        The plan in the form of DeepSpeed's ``TransferPlan``: parameter -> its segments as dictionaries
-        ``{"source": [rank, offset, strides], "target": ..., "shape": ...}``, which ``TransferSegment.from_dict`` reads.
-        Offsets count elements of the rank's shard as the two affine maps have it, or of the buffer in other layouts.
+        The plan in the form of DeepSpeed's ``TransferPlan.to_dict()``: parameter -> ``{"logical_shape": [...],
+        "segments": [{"shape": [...], "source": [rank, offset, strides], "target": [rank, offset, strides]}]}``. Offsets
+        count elements of the rank's shard where the layouts came from affine maps, of its buffer otherwise.
         """
     @property
     def version(self, /) -> int:
