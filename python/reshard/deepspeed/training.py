@@ -77,6 +77,8 @@ class TrainingTarget:
 
         A master of the weights' own dtype is equal to them afterwards, a wider one holds them exactly. To bring over
         exact 32-bit masters, move `optimizer_layout(engine, "fp32")` by a plan of its own after this.
+
+        Give it to `Synchroniser.sync` as ``verify``: what fails on one rank then keeps all ranks from committing.
         """
         release(self._engine)
         if self._moments is None or not has_masters(self._engine):

@@ -72,8 +72,7 @@ def _between(rank: int, ahead: Case, behind: Case) -> Seen:
             synchroniser.sync(parameter_shards(source), parameter_shards(target), version=0)
         shards = into.shards()
         addresses = {name: shard.data_ptr() for name, shard in shards.items()}
-        synchroniser.sync(parameter_shards(source), shards, version=1)
-        into.commit()
+        synchroniser.sync(parameter_shards(source), shards, version=1, verify=into.commit)
         moved = [name for name, shard in into.shards().items() if shard.data_ptr() != addresses[name]]
     arrived = oracle.differing(oracle.truth(target), truth)
     standstill(target)
