@@ -1,15 +1,7 @@
-"""What describing an engine costs its peers: one all-gather over the tensor-parallel group (time: `benches/describe.py`)."""
-"""What describing an engine costs its peers: one all-gather, in the tensor-parallel group (time: `benches/describe.py`)."""
+"""What describing an engine costs its peers: one all-gather in the tensor-parallel group. Time: benches/describe.py."""
 
 from __future__ import annotations
 
-=======
-"""What describing an engine costs: one all-gather, and little time, for as many parameters as Qwen3-8B has."""
-
-from __future__ import annotations
-
-import time
->>>>>>> py-rollout
 from typing import Any
 
 import pytest
@@ -20,21 +12,12 @@ from ranks import run_ranks
 
 import reshard.deepspeed
 
-<<<<<<< HEAD
 COLLECTIVES = [
     name
     for name in vars(torch.distributed)
     if name.startswith(
         ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "scatter", "reduce", "barrier")
     )
-=======
-# The 36 layers of Qwen3-8B, thin: 399 parameters.
-THIN = Case(model="qwen3", layers=36, bias=False, tp=2)
-COLLECTIVES = [
-    name
-    for name in vars(torch.distributed)
-    if name.startswith(("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "scatter", "reduce", "barrier"))
->>>>>>> py-rollout
     and callable(getattr(torch.distributed, name))
 ]
 
@@ -80,25 +63,3 @@ def test_one_all_gather_over_the_tensor_parallel_group(case: Case) -> None:
 
 def test_none_without_tensor_parallelism() -> None:
     assert run_ranks(2, _counted, Case(tp=1)) == [[[], [], []]] * 2
-<<<<<<< HEAD
-=======
-
-
-def _seconds(rank: int, case: Case) -> tuple[int, float]:
-    """The processor time of a rank, the median of five: ranks share cores here, so elapsed time is not theirs."""
-    engine = make_engine(case)
-    spent = []
-    for _ in range(5):
-        torch.distributed.barrier()
-        begin = time.process_time()
-        layout = reshard.deepspeed.parameter_layout(engine)
-        spent.append(time.process_time() - begin)
-    return len(layout.parameters), sorted(spent)[2]
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_describing_399_parameters_on_8_ranks(stage: int) -> None:
-    for parameters, seconds in run_ranks(8, _seconds, THIN.but(stage=stage)):
-        assert parameters == 399
-        assert seconds <= 0.1
->>>>>>> py-rollout

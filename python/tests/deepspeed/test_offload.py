@@ -40,14 +40,10 @@ def _weights(rank: int, case: Case) -> dict[str, Any]:
     with released(engine):
         before = reshard.deepspeed.parameter_shards(engine)
     engine.offload_states(include=[States.lp_params])
-<<<<<<< HEAD
     found: dict[str, Any] = {
         "stale": _stale(before),
         "same layout": layout == reshard.deepspeed.parameter_layout(engine),
     }
-=======
-    found: dict[str, Any] = {"stale": _stale(before), "same layout": layout == reshard.deepspeed.parameter_layout(engine)}
->>>>>>> py-rollout
     told = gathered(layout, reshard.deepspeed.parameter_shards(engine))
     found["offloaded"] = agreed(lambda: different(rebuilt(layout, told), truth or {}))
 
@@ -89,7 +85,6 @@ def _states(rank: int, case: Case) -> dict[str, Any]:
     engine.offload_states(include=[States.hp_params, States.optim_states])
     for name in names:
         found[f"{name} offloaded"] = _unequal(engine, name, truth[name])
-<<<<<<< HEAD
         moved = [
             key
             for key, one in reshard.deepspeed.optimizer_shards(engine, name).items()
@@ -98,9 +93,6 @@ def _states(rank: int, case: Case) -> dict[str, Any]:
         found[f"{name} stale"] = [] if bool(moved) == bool(_stale(old[name])) else [f"{moved} moved"]
         if name == "fp32":
             found["master weights move"] = [] if moved else ["nowhere"]
-=======
-        found[f"{name} fresh"] = [] if _stale(old[name]) else ["shards of before the offload pass for the engine's"]
->>>>>>> py-rollout
     engine.reload_states()
     for name in names:
         found[f"{name} reloaded"] = _unequal(engine, name, truth[name])
@@ -131,19 +123,9 @@ def _frozen(rank: int) -> tuple[str | None, str]:
     engine = make_engine(case)
     forward(engine, case)
     engine.empty_partition_cache()
-<<<<<<< HEAD
     with pytest.raises(RuntimeError, match="exceeds dimension size"):
         engine.offload_states(include=[States.lp_params])
     with pytest.raises(EngineError) as refusal:
-=======
-    refused = []
-    try:
-        engine.offload_states(include=[States.lp_params])
-    except RuntimeError as error:
-        # The walk over all partitions ends beyond the buffer of the trained ones.
-        refused.append(f"DeepSpeed: {type(error).__name__}")
-    try:
->>>>>>> py-rollout
         reshard.deepspeed.parameter_shards(engine)
     return refusal.value.parameter, str(refusal.value)
 
