@@ -134,8 +134,9 @@ def _disagreement(answers: Answers) -> Failure | None:
     """Who holds something else than the others: for each field of the record the ranks by value."""
     fields: list[tuple[str, Callable[[Record], int], str]] = [
         ("the plans", lambda record: record.digest.plan, "x"),
-        ("the schedules", lambda record: record.digest.schedule, "x"),
+        # Another limit makes another schedule, and is the one to name.
         ("the staging limits", lambda record: record.digest.staging, "d"),
+        ("the schedules", lambda record: record.digest.schedule, "x"),
         ("the versions of reshard", lambda record: record.digest.code, "x"),
         ("the versions to move", lambda record: record.version, "d"),
     ]
