@@ -126,24 +126,12 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         """Answers prompts. Every rank of a copy calls it, with its own request or all with the same one.
 
         Raises:
-            RolloutError: this rank runs no copy, or its copy was never synced or is torn.
+            RolloutError: this rank runs no copy. On every rank of a copy: it was never synced, or is torn, on one of them.
+            UsageError: on every rank of a copy: prompts that are not left-padded, or tokens that the model does not have.
         """
         if self.model is None or self._generator is None:
             raise RolloutError(
                 f"no copy runs on rank {self.weights.rank}", kind="usage", rank=self.weights.rank
-            )
-        if self.state is not State.COMMITTED:
-            raise RolloutError(
-                f"the copy on rank {self.weights.rank} holds no version: it is {self.state.value}",
-                kind="invalid",
-                rank=self.weights.rank,
-                expected=State.COMMITTED.value,
-                found=self.state.value,
-                hint="sync_weights(step) gives it one",
-            )
-        if sampling.continuous_batch_size is not None:
-            raise RolloutError(
-                "continuous batching is not done here", kind="unsupported", found="continuous_batch_size"
             )
         wanted = Sampling(
             tokens=sampling.max_new_tokens,
@@ -152,9 +140,31 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
             top_k=sampling.top_k,
             samples=sampling.n_samples_per_prompt,
         )
-        result = self._generator.generate_each(request.prompt_ids, request.prompt_attention_mask, wanted)
+        result = self._generator.generate_each(
+            request.prompt_ids, request.prompt_attention_mask, wanted, self._refusal(sampling)
+        )
         starts = torch.full((len(result.ids),), result.start, dtype=torch.long, device=result.ids.device)
         return RolloutBatch(input_ids=result.ids, attention_mask=result.mask, response_start_idx=starts)
+
+    def _refusal(self, sampling: SamplingConfig) -> RolloutError | None:
+        """Why this rank cannot answer, though its copy may be fine on others."""
+        if self.state is not State.COMMITTED:
+            return RolloutError(
+                f"the copy on rank {self.weights.rank} holds no version: it is {self.state.value}",
+                kind="invalid",
+                rank=self.weights.rank,
+                expected=State.COMMITTED.value,
+                found=self.state.value,
+                hint="sync_weights(step) gives it one",
+            )
+        if sampling.continuous_batch_size is not None:
+            return RolloutError(
+                f"continuous batching, asked for on rank {self.weights.rank}, is not done here",
+                kind="unsupported",
+                rank=self.weights.rank,
+                found="continuous_batch_size",
+            )
+        return None
 
     def shutdown(self) -> None:
         """Gives up the copy and the groups of the synchroniser. Every rank of the world calls it."""
@@ -172,6 +182,20 @@ def _dtypes(layout: Layout, names: Sequence[str], dtype: str | None) -> dict[str
             f"the trainer has no parameter {missing[0]}, which the copies need",
             parameter=missing[0],
             found=list(found),
+        )
+    # What lies beside the model, such as a value head, is the trainer's own affair.
+    roots = {name.split(".")[0] for name in names}
+    taken = {*names, *(name for alias, name in layout.aliases.items() if alias in names)}
+    unused = [
+        parameter.name
+        for parameter in layout.parameters
+        if parameter.name not in taken and parameter.name.split(".")[0] in roots
+    ]
+    if unused:
+        raise UsageError(
+            f"the copies have no place for the trainer's parameter {unused[0]}: they would be of another model",
+            parameter=unused[0],
+            found=unused,
         )
     return {name: dtype or found[name] for name in names}
 
