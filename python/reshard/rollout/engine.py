@@ -126,8 +126,8 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         """Answers prompts. Every rank of a copy calls it, with its own request or all with the same one.
 
         Raises:
-            RolloutError: this rank runs no copy. On every rank of a copy: it was never synced, or is torn, on one of them.
-            UsageError: on every rank of a copy: prompts that are not left-padded, or tokens that the model does not have.
+            RolloutError: this rank runs no copy; on every rank of a copy: one of them holds no version.
+            UsageError: on every rank of a copy: prompts that are not left-padded, tokens that the model does not have.
         """
         if self.model is None or self._generator is None:
             raise RolloutError(

@@ -112,7 +112,8 @@ class Generator:
         for request in requests:
             if isinstance(request, Exception):
                 raise request
-            _check(*request, self._model.module.config.vocab_size)
+            their_ids, their_mask, theirs = request
+            _check(their_ids, their_mask, theirs, self._model.module.config.vocab_size)
         if len({request[2] for request in requests}) > 1:
             raise UsageError("the ranks of a copy ask for different kinds of sampling")
         own, rows = 0, 0

@@ -37,7 +37,7 @@ from .wire import Wire, explained
 if TYPE_CHECKING:
     from reshard import Plan
 
-_PROTOCOL = 1
+_PROTOCOL = 2
 """Grows when ranks of two versions of this module would misread each other."""
 
 
@@ -298,6 +298,7 @@ class Synchroniser:
             version,
             failure,
             sound=not outcome.lost,
+            is_vote=True,
             bytes_sent=self._share.bytes_sent,
             bytes_received=self._share.bytes_received,
             bytes_local=self._share.bytes_local,

@@ -360,6 +360,32 @@ def test_neither_a_second_sync_nor_an_end_within_a_sync(culprit, point, meddle):
         assert second[0] is None and is_right, "the synchroniser is as good as before"
 
 
+class Unspeakable(Exception):
+    """What cannot even be told."""
+
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("point", [0, 2, -1])
+def test_an_error_without_words_is_told_all_the_same(point):
+    results = run_ranks(WORLD, _fail_and_sync_again, matrix_plan(WORLD), WORLD, 1, point, Unspeakable())
+    for rank, (caught, *_) in enumerate(results):
+        assert caught[:3] == (1, caught[1], "Unspeakable: its text cannot be told (ValueError)")
+        assert caught[3] is (Unspeakable if rank == 1 else type(None))
+
+
+def _outsider(rank):
+    group = torch.distributed.new_group([0, 1])
+    if rank == 2:
+        with pytest.raises(UsageError, match="rank 2 of the world is no member of the group"):
+            Synchroniser(matrix_plan(2), group=group)
+
+
+def test_who_is_not_of_the_group_is_refused():
+    run_ranks(3, _outsider)
+
+
 def _versions(rank, plan, world):
     synchroniser, version = Synchroniser(plan, staging=STAGING), torch.tensor(3)
     shards = {"shard": source_shard(rank, world, 1)}, {"shard": born(rank, world, "columns")}
