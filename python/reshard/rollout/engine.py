@@ -25,6 +25,7 @@ from reshard.rollout.model import TensorParallelModel, make_team
 from reshard.rollout.source import WeightSource, as_source
 from reshard.rollout.sync import Council, RolloutError, SyncOptions, WeightSync
 from reshard.torch import State
+from reshard.torch.groups import dissolve
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         council.together("use its source", accept)
         layout = council.layout(given[0])
         team = make_team(placement)
+        self._groups = [council.group, team.group if team else None]
+        self._is_shut = False
         self.model: TensorParallelModel | None = None
         self._generator: Generator | None = None
         targets: list[Layout] = []
@@ -116,10 +119,12 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
 
         Raises: see `WeightSync.sync`. After an error `state` says whether the copy is still what it was.
         """
+        self._refuse_if_shut()
         self.weights.sync(step)
 
     def replan(self) -> None:
         """Asks for the trainer's layout again and plans anew. Every rank of the world calls it."""
+        self._refuse_if_shut()
         self.weights.replan()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> RolloutBatch:
@@ -167,9 +172,17 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         return None
 
     def shutdown(self) -> None:
-        """Gives up the copy and the groups of the synchroniser. Every rank of the world calls it."""
+        """Gives up the copy and all groups. Every rank of the world calls it."""
+        self._is_shut = True
         self.weights.close()
+        while self._groups:
+            dissolve(self._groups.pop())
         self.model, self._generator = None, None
+
+    def _refuse_if_shut(self) -> None:
+        if self._is_shut:
+            rank = self.weights.rank
+            raise RolloutError(f"the rollout on rank {rank} was shut down", kind="usage", rank=rank)
 
 
 def _dtypes(layout: Layout, names: Sequence[str], dtype: str | None) -> dict[str, str]:

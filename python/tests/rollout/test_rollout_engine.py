@@ -376,3 +376,22 @@ def _asks_wrongly(rank: int, tied: bool) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_cannot_be_answered_is_refused_on_all_ranks_of_a_copy(tied: bool) -> None:
     run_ranks(2, _asks_wrongly, tied, timeout=60)
+
+
+def _shut(rank: int) -> None:
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    before = len(groups)
+    for _ in range(2):
+        rollout, _ = rollout_on(rank, Placement(2))
+        rollout.sync_weights(0)
+        assert len(groups) > before
+        rollout.shutdown()
+        rollout.shutdown()
+        assert len(groups) == before
+    for action in (lambda: rollout.sync_weights(1), rollout.replan):
+        with pytest.raises(RolloutError, match=f"the rollout on rank {rank} was shut down"):
+            action()
+
+
+def test_a_rollout_that_is_shut_down_leaves_no_group_behind() -> None:
+    run_ranks(3, _shut, timeout=60)
