@@ -78,8 +78,8 @@ impl LayoutBuilder {
         length: u64,
     ) -> PyResult<u32> {
         known(py, "storage", storage, self.storages as usize)?;
-        self.buffers += 1;
         let dtype = dtype_of(py, dtype)?;
+        self.buffers += 1;
         Ok(self.inner.buffer(StorageId(storage), Bytes(offset), dtype, Elements(length)).0)
     }
 
@@ -140,7 +140,7 @@ impl LayoutBuilder {
                     format!("a block of a parameter with {} axes has {axes:?} axes", parameter.len()),
                 ));
             }
-            all.push(Block::new(Region::new(origin, extent), Elements(offset), strides));
+            all.push(Block::new(region_of(py, "a block", origin, extent)?, Elements(offset), strides));
         }
         let shape = Dims::from_vec(shape);
         let shard = Shard::new(shape.clone(), Geometry::new(parameter, all));
@@ -270,8 +270,17 @@ impl LayoutBuilder {
                 ));
             }
         }
-        Ok(Block::new(Region::new(origin, extent), Elements(offset), strides))
+        Ok(Block::new(region_of(py, name, origin, extent)?, Elements(offset), strides))
     }
+}
+
+/// A box whose two corners have been seen to fit in 64 bits; `origin` and `extent` have as many axes.
+fn region_of(py: Python<'_>, what: &str, origin: Vec<u64>, extent: Vec<u64>) -> PyResult<Region> {
+    if origin.iter().zip(&extent).any(|(start, length)| start.checked_add(*length).is_none()) {
+        let message = format!("{what}: box {origin:?}+{extent:?} does not fit in 64 bits");
+        return Err(errors::usage(py, message));
+    }
+    Ok(Region::new(origin, extent))
 }
 
 fn known(py: Python<'_>, what: &str, id: impl Into<u64>, count: usize) -> PyResult<()> {

@@ -74,6 +74,21 @@ def internal(owner: Any, name: str) -> Any:
     return value
 
 
+def refuse_unpartitioned(name: str, parameter: Any) -> None:
+    """Refuses a parameter that ZeRO-3 has never seen.
+
+    Raises:
+        EngineError: names the parameter.
+    """
+    if not hasattr(parameter, "ds_tensor"):
+        raise EngineError(
+            f"{name} of shape {tuple(parameter.shape)} is not partitioned: ZeRO-3 does not know it",
+            parameter=name,
+            found=tuple(parameter.shape),
+            hint="it came into the module after deepspeed.initialize",
+        )
+
+
 def unexpected(expected: str, found: str, parameter: str | None = None) -> InternalsError:
     """A refusal that says what was looked for, what was found, and in which DeepSpeed."""
     about = f"{parameter}: " if parameter else ""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import internal
+from .errors import internal, refuse_unpartitioned
 
 __all__ = ["release", "released"]
 
@@ -38,6 +38,8 @@ def release(engine: Any) -> None:
     """Drops every full copy of a ZeRO-3 parameter, hpZ's secondary partitions included. Local."""
     if engine.zero_optimization_stage() < 3:
         return
+    for name, parameter in engine.module.named_parameters():
+        refuse_unpartitioned(name, parameter)
     internal(engine.optimizer, "empty_partition_cache")()
     for parameter in engine.module.parameters():
         if getattr(parameter, "ds_secondary_tensor", None) is not None:

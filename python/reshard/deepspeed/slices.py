@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero.partition_parameters import PartitionedParamStatus, ZeroParamStatus
 
-from .errors import EngineError, GatheredError, internal, unexpected
+from .errors import EngineError, GatheredError, internal, refuse_unpartitioned, unexpected
 from .stored import Stored, group_ranks, state_tensor
 from .tensor_parallel import ParameterFacts, TensorParallel
 
@@ -62,6 +62,7 @@ def refuse_gathered(facts: Sequence[ParameterFacts]) -> None:
         GatheredError: names the parameter, its status, and the way out.
     """
     for fact in facts:
+        refuse_unpartitioned(fact.name, fact.parameter)
         status = internal(fact.parameter, "ds_status")
         if status is not ZeroParamStatus.NOT_AVAILABLE:
             words = "in flight" if status is ZeroParamStatus.INFLIGHT else "gathered"
@@ -76,7 +77,8 @@ def refuse_gathered(facts: Sequence[ParameterFacts]) -> None:
 
 def _refuse(fact: ParameterFacts, tp: TensorParallel) -> None:
     parameter, name = fact.parameter, fact.name
-    partition = internal(parameter, "ds_tensor")
+    refuse_unpartitioned(name, parameter)
+    partition = parameter.ds_tensor
     location = getattr(partition, "final_location", None)
     if internal(partition, "status") is not PartitionedParamStatus.AVAILABLE or location in ("nvme",):
         raise EngineError(

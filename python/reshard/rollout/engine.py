@@ -26,6 +26,7 @@ from reshard.rollout.model import TensorParallelModel, make_team
 from reshard.rollout.source import WeightSource, as_source
 from reshard.rollout.sync import SyncOptions, WeightSync
 from reshard.torch import State
+from reshard.torch.groups import dissolve
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
         council.together("use its source", accept)
         layout = council.layout(given[0])
         team = make_team(placement, options.device)
+        self._groups: list[Any] = [team.group] if team else []
+        self._is_shut = False
         self.model: TensorParallelModel | None = None
         self._generator: Generator | None = None
         targets: list[Layout] = []
@@ -119,34 +122,24 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
 
         Raises: see `WeightSync.sync`. After an error `state` says whether the copy is still what it was.
         """
+        self._refuse_if_shut()
         self.weights.sync(step)
 
     def replan(self) -> None:
         """Asks for the trainer's layout again and plans anew. Every rank of the world calls it."""
+        self._refuse_if_shut()
         self.weights.replan()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> RolloutBatch:
         """Answers prompts. Every rank of a copy calls it, with its own request or all with the same one.
 
         Raises:
-            RolloutError: this rank runs no copy, or its copy was never synced or is torn.
+            RolloutError: this rank runs no copy; on every rank of a copy: one of them holds no version.
+            UsageError: on every rank of a copy: prompts that are not left-padded, tokens that the model does not have.
         """
         if self.model is None or self._generator is None:
             raise RolloutError(
                 f"no copy runs on rank {self.weights.rank}", kind="usage", rank=self.weights.rank
-            )
-        if self.state is not State.COMMITTED:
-            raise RolloutError(
-                f"the copy on rank {self.weights.rank} holds no version: it is {self.state.value}",
-                kind="invalid",
-                rank=self.weights.rank,
-                expected=State.COMMITTED.value,
-                found=self.state.value,
-                hint="sync_weights(step) gives it one",
-            )
-        if sampling.continuous_batch_size is not None:
-            raise RolloutError(
-                "continuous batching is not done here", kind="unsupported", found="continuous_batch_size"
             )
         wanted = Sampling(
             tokens=sampling.max_new_tokens,
@@ -155,14 +148,44 @@ class TensorParallelRollout(RolloutEngine):  # type: ignore[misc]
             top_k=sampling.top_k,
             samples=sampling.n_samples_per_prompt,
         )
-        result = self._generator.generate_each(request.prompt_ids, request.prompt_attention_mask, wanted)
+        result = self._generator.generate_each(
+            request.prompt_ids, request.prompt_attention_mask, wanted, self._refusal(sampling)
+        )
         starts = torch.full((len(result.ids),), result.start, dtype=torch.long, device=result.ids.device)
         return RolloutBatch(input_ids=result.ids, attention_mask=result.mask, response_start_idx=starts)
 
+    def _refusal(self, sampling: SamplingConfig) -> RolloutError | None:
+        """Why this rank cannot answer, though its copy may be fine on others."""
+        if self.state is not State.COMMITTED:
+            return RolloutError(
+                f"the copy on rank {self.weights.rank} holds no version: it is {self.state.value}",
+                kind="invalid",
+                rank=self.weights.rank,
+                expected=State.COMMITTED.value,
+                found=self.state.value,
+                hint="sync_weights(step) gives it one",
+            )
+        if sampling.continuous_batch_size is not None:
+            return RolloutError(
+                f"continuous batching, asked for on rank {self.weights.rank}, is not done here",
+                kind="unsupported",
+                rank=self.weights.rank,
+                found="continuous_batch_size",
+            )
+        return None
+
     def shutdown(self) -> None:
-        """Gives up the copy and the groups of the synchroniser. Every rank of the world calls it."""
+        """Gives up the copy and all groups. Every rank of the world calls it."""
+        self._is_shut = True
         self.weights.close()
         self.model, self._generator = None, None
+        while self._groups:
+            dissolve(self._groups.pop())
+
+    def _refuse_if_shut(self) -> None:
+        if self._is_shut:
+            rank = self.weights.rank
+            raise RolloutError(f"the rollout on rank {rank} was shut down", kind="usage", rank=rank)
 
 
 def _dtypes(layout: Layout, names: Sequence[str], dtype: str | None) -> dict[str, str]:
@@ -175,6 +198,20 @@ def _dtypes(layout: Layout, names: Sequence[str], dtype: str | None) -> dict[str
             f"the trainer has no parameter {missing[0]}, which the copies need",
             parameter=missing[0],
             found=list(found),
+        )
+    # What lies beside the model, such as a value head, is the trainer's own affair.
+    roots = {name.split(".")[0] for name in names}
+    taken = {*names, *(name for alias, name in layout.aliases.items() if alias in names)}
+    unused = [
+        parameter.name
+        for parameter in layout.parameters
+        if parameter.name not in taken and parameter.name.split(".")[0] in roots
+    ]
+    if unused:
+        raise UsageError(
+            f"the copies have no place for the trainer's parameter {unused[0]}: they would be of another model",
+            parameter=unused[0],
+            found=unused,
         )
     return {name: dtype or found[name] for name in names}
 

@@ -9,6 +9,7 @@ The requests of the ranks of a copy may differ: they are put together, answered 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,8 +78,7 @@ class Generator:
         """
         from transformers import DynamicCache
 
-        if sampling.tokens < 1:
-            raise UsageError(f"at least one token must be asked for, found {sampling.tokens}")
+        _check(ids, mask, sampling, self._model.module.config.vocab_size)
         device, start = self._model.device, ids.shape[1]
         ids = ids.to(device).repeat_interleave(sampling.samples, dim=0)
         mask = mask.to(device).repeat_interleave(sampling.samples, dim=0).long()
@@ -100,13 +100,20 @@ class Generator:
                 break
         return Generated(ids, mask, start)
 
-    def generate_each(self, ids: torch.Tensor, mask: torch.Tensor, sampling: Sampling) -> Generated:
+    def generate_each(
+        self, ids: torch.Tensor, mask: torch.Tensor, sampling: Sampling, refusal: Exception | None = None
+    ) -> Generated:
         """As `generate`, where every rank of the copy brings prompts of its own.
 
         A request that several ranks bring, as the tensor-parallel ranks of a trainer do, is answered once, with the
-        same samples for all of them.
+        same samples for all of them. A rank with a `refusal` must come too: it is raised on all of them.
         """
-        requests = self._model.team.exchange((ids.cpu(), mask.cpu(), sampling))
+        requests = self._model.team.exchange(refusal or (ids.cpu(), mask.cpu(), sampling))
+        for request in requests:
+            if isinstance(request, Exception):
+                raise request
+            their_ids, their_mask, theirs = request
+            _check(their_ids, their_mask, theirs, self._model.module.config.vocab_size)
         if len({request[2] for request in requests}) > 1:
             raise UsageError("the ranks of a copy ask for different kinds of sampling")
         own, rows = 0, 0
@@ -142,6 +149,26 @@ class Generator:
             likely = _filtered(logits / sampling.temperature, sampling)
             token = torch.multinomial(likely.softmax(-1), 1, generator=self._random).squeeze(1)
         return self._model.team.first_tells(token)
+
+
+def _check(ids: torch.Tensor, mask: torch.Tensor, sampling: Sampling, vocabulary: int) -> None:
+    """Raises `UsageError` for what cannot be answered, or not rightly."""
+    if ids.dim() != 2 or ids.shape != mask.shape or not ids.numel():
+        shapes = f"{tuple(ids.shape)} with a mask of shape {tuple(mask.shape)}"
+        raise UsageError(f"prompts are a batch of at least one row and one token, found {shapes}")
+    if ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        found = f"{ids.dtype} from {ids.min().item()} to {ids.max().item()}"
+        raise UsageError(f"tokens are integers from 0 to {vocabulary - 1}, found {found}")
+    ends = mask[:, -1] != 0
+    if not bool(ends.all()):
+        row = int((~ends).nonzero()[0])
+        raise UsageError(f"prompts are left-padded: the last token of row {row} is masked out", found=row)
+    if sampling.tokens < 1:
+        raise UsageError(f"at least one token must be asked for, found {sampling.tokens}")
+    if sampling.samples < 1:
+        raise UsageError(f"at least one sample of a prompt must be asked for, found {sampling.samples}")
+    if math.isnan(sampling.temperature) or math.isnan(sampling.top_p):
+        raise UsageError(f"expected numbers, found {sampling}")
 
 
 def _filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -18,7 +18,7 @@ from .errors import STAGES, Stage
 RECORD_BYTES = 1024
 """The size of a record on the wire, whatever it says."""
 
-_HEAD = struct.Struct("<QQQQqQQQBiBBH")
+_HEAD = struct.Struct("<QQQQqQQQBBiBBH")
 CAUSE_BYTES_MAX = RECORD_BYTES - _HEAD.size
 """The longest cause that travels, in bytes of UTF-8."""
 
@@ -47,8 +47,9 @@ class Digest:
 class Record:
     """One rank's word, or the verdict: `failure` is None where all is well.
 
-    `sound` is False once a connection was lost. The counts are bytes: of one rank in its vote, of all ranks in the
-    verdict on the votes.
+    `sound` is False once a connection was lost. `is_vote` tells what is said after a move from what is said before one:
+    a rank that left a sync halfway and begins another has not voted. The counts are bytes: of one rank in its vote, of
+    all ranks in the verdict on the votes.
     """
 
     digest: Digest
@@ -58,6 +59,7 @@ class Record:
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_local: int = 0
+    is_vote: bool = False
 
     def to_bytes(self) -> bytes:
         """The record as `RECORD_BYTES` bytes; a long cause is cut at a character."""
@@ -66,6 +68,7 @@ class Record:
         head = _HEAD.pack(
             digest.plan, digest.schedule, digest.staging, digest.code,
             self.version, self.bytes_sent, self.bytes_received, self.bytes_local, self.sound,
+            self.is_vote,
             failure.rank if failure else -1,
             STAGES.index(failure.stage) if failure else 0,
             failure.certain if failure else False,
@@ -76,15 +79,28 @@ class Record:
     @staticmethod
     def from_bytes(data: bytes) -> Record:
         """The record that `to_bytes` wrote."""
-        plan, schedule, staging, code, version, sent, received, local, sound, rank, stage, certain, length = (
-            _HEAD.unpack_from(data)
-        )
+        (
+            plan,
+            schedule,
+            staging,
+            code,
+            version,
+            sent,
+            received,
+            local,
+            sound,
+            is_vote,
+            rank,
+            stage,
+            certain,
+            length,
+        ) = _HEAD.unpack_from(data)
         failure = None
         if rank >= 0:
             text = data[_HEAD.size :][:length].decode(errors="replace")
             failure = Failure(rank, STAGES[stage], text, bool(certain))
         digest = Digest(plan, schedule, staging, code)
-        return Record(digest, version, failure, bool(sound), sent, received, local)
+        return Record(digest, version, failure, bool(sound), sent, received, local, bool(is_vote))
 
 
 def shortened(cause: str) -> str:
@@ -101,7 +117,7 @@ Answers = Sequence["Record | Failure"]
 
 def judge_readiness(own: Record, answers: Answers) -> Record:
     """The verdict before a move: all are there, hold the same plan, mean the same version and are ready."""
-    failure = _first(answers) or _disagreement(answers)
+    failure = _first(answers) or _out_of_step(own, answers, "agree") or _disagreement(answers)
     return replace(own, failure=failure, sound=_is_sound(answers))
 
 
@@ -110,7 +126,7 @@ def judge_votes(own: Record, answers: Answers) -> Record:
     records = [answer for answer in answers if isinstance(answer, Record)]
     return replace(
         own,
-        failure=_first(answers),
+        failure=_first(answers) or _out_of_step(own, answers, "commit"),
         sound=_is_sound(answers),
         bytes_sent=sum(record.bytes_sent for record in records),
         bytes_received=sum(record.bytes_received for record in records),
@@ -130,12 +146,24 @@ def _first(answers: Answers) -> Failure | None:
     return ordered[0] if ordered else None
 
 
+def _out_of_step(own: Record, answers: Answers, stage: Stage) -> Failure | None:
+    """Who is in another sync, or at another place in it, than the leader."""
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, Record) and answer.is_vote != own.is_vote:
+            told = "votes on" if answer.is_vote else "begins"
+            return Failure(
+                rank, stage, f"it {told} a sync of version {answer.version} meanwhile", certain=True
+            )
+    return None
+
+
 def _disagreement(answers: Answers) -> Failure | None:
     """Who holds something else than the others: for each field of the record the ranks by value."""
     fields: list[tuple[str, Callable[[Record], int], str]] = [
         ("the plans", lambda record: record.digest.plan, "x"),
-        ("the schedules", lambda record: record.digest.schedule, "x"),
+        # Another limit makes another schedule, and is the one to name.
         ("the staging limits", lambda record: record.digest.staging, "d"),
+        ("the schedules", lambda record: record.digest.schedule, "x"),
         ("the versions of reshard", lambda record: record.digest.code, "x"),
         ("the versions to move", lambda record: record.version, "d"),
     ]

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 
+from reshard import UsageError
+
 _LEAST_SECONDS = 0.005
+
+
+def checked_seconds(timeout: float) -> float:
+    """A limit in seconds. Raises `UsageError` for what is no number, and for one in which nothing could be done."""
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"expected a timeout of some seconds, found {timeout!r}", found=timeout)
+    return seconds
 
 
 @dataclass(frozen=True)

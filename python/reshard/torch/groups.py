@@ -14,6 +14,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from reshard import UsageError
+
 from .deadline import Deadline
 
 
@@ -30,6 +32,10 @@ class Membership:
         """The membership in `group`, in the world if that is None; alone where torch.distributed is not in use."""
         if not dist.is_available() or not dist.is_initialized():
             return Membership(0, 1, None)
+        if dist.get_rank(group) < 0:
+            raise UsageError(
+                f"rank {dist.get_rank()} of the world is no member of the group", rank=dist.get_rank()
+            )
         ranks = dist.get_process_group_ranks(group) if group is not None else None
         return Membership(dist.get_rank(group), dist.get_world_size(group), ranks)
 

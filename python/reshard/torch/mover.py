@@ -176,5 +176,8 @@ def _at(bound: Bound, box: Strided) -> torch.Tensor:
 
 def told(error: BaseException) -> str:
     """An exception in words, with its class."""
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception as another:
+        text = f"its text cannot be told ({type(another).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

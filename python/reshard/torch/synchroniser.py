@@ -22,7 +22,7 @@ from reshard import UsageError
 from .ballot import Digest, Failure, Record, judge_readiness, judge_votes
 from .binding import Binder, Bound, Shards, check_apart, places
 from .control import LEADER, Control, LeaderLost
-from .deadline import Deadline
+from .deadline import Deadline, checked_seconds
 from .errors import BrokenError, Stage, SyncError
 from .groups import Membership, backend_for, default_device, dissolve, resolved_device, synchronise_host
 from .mover import Move, Outcome, Progress, told
@@ -31,12 +31,13 @@ from .share import CompiledShare, compile_share
 from .signals import DeferredSignals
 from .sizes import size_bytes
 from .staging import Staging
+from .turn import Turn
 from .wire import Wire, explained
 
 if TYPE_CHECKING:
     from reshard import Plan
 
-_PROTOCOL = 1
+_PROTOCOL = 2
 """Grows when ranks of two versions of this module would misread each other."""
 
 
@@ -45,8 +46,8 @@ class Synchroniser:
 
     Making one is collective: every rank of the world (of `group`, if given) calls it with equal arguments. It makes
     groups of its own and allocates all staging that it will ever use. Rank r of the plan is rank r of the world
-    (of `group`). Without torch.distributed it is a world of one, in which everything is local. Not for use by several
-    threads at once.
+    (of `group`). Without torch.distributed it is a world of one, in which everything is local. One sync goes on at a
+    time: to begin another one, or to close, meanwhile (in another thread, or in a callback) is refused.
 
     Args:
         plan: the same on all ranks.
@@ -77,7 +78,8 @@ class Synchroniser:
         self._state = State.NEW
         self._version: int | None = None
         self._broken: str | None = None
-        self._timeout = float(timeout)
+        self._turn = Turn()
+        self._timeout = checked_seconds(timeout)
         self._grace = min(5.0, self._timeout / 4)
         self._member = Membership.of(group)
         self._device = default_device(group) if device is None else resolved_device(device)
@@ -175,16 +177,17 @@ class Synchroniser:
             SyncError: the same on every rank that could learn of it. In the stages "bind" and "agree" the targets are
                 as they were; later they are torn, or in doubt. On the rank that failed, ``__cause__`` is its exception.
             BrokenError: a connection was lost in an earlier sync.
+            UsageError: another sync of this synchroniser is going on.
             KeyboardInterrupt, SystemExit: as raised on this rank, after the others were told. Handlers of signals run
                 before the next round, or when this rank has stopped waiting.
         """
-        if self._broken:
-            raise BrokenError(f"this synchroniser cannot be used again: {self._broken}; make a new one")
         begin = time.monotonic()
+        number, report = _number(version), progress or _silent
         # Views made in inference mode may write into inference tensors too.
-        with DeferredSignals() as signals, torch.inference_mode():
+        with DeferredSignals() as signals, self._turn.taken("begin another"), torch.inference_mode():
+            if self._broken:
+                raise BrokenError(f"this synchroniser cannot be used again: {self._broken}; make a new one")
             bound_source, bound_target = Bound(), Bound()
-            report = progress or _silent
 
             def ready() -> None:
                 nonlocal bound_source, bound_target
@@ -195,7 +198,7 @@ class Synchroniser:
                 signals.deliver()
 
             error = _attempt(ready)
-            self._agree(_number(version), error, "bind")
+            self._agree(number, error, "bind")
             self._state, self._version = State.TORN, None
 
             def before_round(index: int) -> None:
@@ -208,14 +211,19 @@ class Synchroniser:
             seconds_moving = time.monotonic() - moving
             self._after_move(outcome, "verify", verify or _silent)
             self._after_move(outcome, "commit", report, "commit", 0, 1)
-            verdict = self._commit(version, outcome, deadline)
+            verdict = self._commit(number, outcome, deadline)
             seconds = time.monotonic() - begin
-        return self._report(version, outcome, verdict, seconds_moving, seconds)
+        return self._report(number, outcome, verdict, seconds_moving, seconds)
 
     def close(self) -> None:
-        """Leaves the groups and frees staging. Every rank calls it, when no sync is going on."""
-        self._break("it was closed")
-        self._staging = Staging(0, self._device)
+        """Leaves the groups and frees staging. Every rank calls it, when no sync is going on.
+
+        Raises:
+            UsageError: a sync of this synchroniser is going on.
+        """
+        with self._turn.taken("close it"):
+            self._break("it was closed")
+            self._staging = Staging(0, self._device)
 
     def __enter__(self) -> Synchroniser:
         return self
@@ -291,6 +299,7 @@ class Synchroniser:
             version,
             failure,
             sound=not outcome.lost,
+            is_vote=True,
             bytes_sent=self._share.bytes_sent,
             bytes_received=self._share.bytes_received,
             bytes_local=self._share.bytes_local,

@@ -86,6 +86,35 @@ def test_a_damaged_pickle_is_an_error(what: str) -> None:
                 function(damaged)
 
 
+def test_a_damaged_plan_is_never_taken_for_another() -> None:
+    function, (data,) = reshard.plan(rows([9, 9]), rows([5, 5, 4, 4])).__reduce__()
+    for at in range(len(data)):
+        with pytest.raises(reshard.UsageError, match="no plan of this version"):
+            function(data[:at] + bytes([data[at] ^ 0x05]) + data[at + 1 :])
+
+
+def test_a_box_whose_corner_is_past_64_bits_is_an_error() -> None:
+    builder = reshard.LayoutBuilder()
+    w = builder.parameter("w", (4,), "f32")
+    buffer = builder.tensor(0, "w", "f32", 4)
+    with pytest.raises(reshard.UsageError, match=r"w: box \[18446744073709551615\]\+\[4\]"):
+        builder.place(w, buffer, origin=(2**64 - 1,))
+    with pytest.raises(reshard.UsageError, match="does not fit in 64 bits"):
+        builder.shard((4,), (4,), [((2**63,), (2**63,), 0, None)])
+
+
+def test_a_buffer_that_was_refused_has_no_number() -> None:
+    builder = reshard.LayoutBuilder()
+    w = builder.parameter("w", (4,), "f32")
+    storage = builder.storage(0, "w", 16)
+    with pytest.raises(reshard.UsageError, match="bogus"):
+        builder.buffer(storage, 0, "bogus", 4)
+    with pytest.raises(reshard.UsageError, match="there is no buffer 0"):
+        builder.place(w, 0)
+    builder.place(w, builder.buffer(storage, 0, "f32", 4))
+    assert builder.build().piece_count == 1
+
+
 def test_values_say_what_they_are() -> None:
     source, target = rows([9, 9]), rows([5, 5, 4, 4])
     plan = reshard.plan(source, target)

@@ -82,6 +82,11 @@ def _stage_3(rank: int) -> dict[str, Any]:
         said["elsewhere"] = _said(parameter_layout, engine)
         optimizer.lp_param_buffer = kept
         said["unknown state"] = _said(optimizer_layout, engine, "momentum")
+    module.late = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    said["late"] = _said(parameter_layout, engine)
+    said["late shards"] = _said(parameter_shards, engine)
+    said["late release"] = _said(released(engine).__enter__)
+    del module.late
     forward(engine, Case())
     with released(engine):
         said["released"] = _said(lambda: len(parameter_shards(engine)))
@@ -112,6 +117,9 @@ def test_stage_3() -> None:
             ("hpz", "EngineError", "secondary partition (hpZ) under tensor parallelism", "up.weight"),
             ("elsewhere", "InternalsError", "its partition at element 0 of the flat buffer", "norm.weight"),
             ("unknown state", "EngineError", "unknown optimizer state 'momentum'", None),
+            ("late", "EngineError", "late of shape (3,) is not partitioned", "late"),
+            ("late release", "EngineError", "late of shape (3,) is not partitioned", "late"),
+            ("late shards", "EngineError", "late of shape (3,) is not partitioned", "late"),
         ]:
             assert said[name][0] == kind and said[name][2] == parameter, (name, said[name])
             assert words in said[name][1], (name, said[name])

@@ -14,7 +14,7 @@ import tiny
 import torch
 from ranks import run_ranks
 
-from reshard import Layout, LayoutBuilder
+from reshard import Layout, LayoutBuilder, UsageError
 from reshard.rollout import (
     Placement,
     RolloutError,
@@ -366,14 +366,76 @@ def _unfit(rank: int) -> None:
         RolloutError, match="rank 1 could not use its source: UsageError: weights come from a DeepSpeed"
     ):
         TensorParallelRollout(object() if rank == 1 else good, config, Placement(2))
-    other = tiny.config(bias=False) if rank == 0 else tiny.config(tied=True, layers=3)
+    other = config if rank == 0 else tiny.config(tied=True, layers=3)
     with pytest.raises(
         RolloutError, match=r"rank 1 could not build its copy: UsageError: the trainer has no parameter"
     ):
         TensorParallelRollout(good, other, Placement(2))
+    for smaller, name in (
+        (tiny.config(bias=False), "layers.0.self_attn.q_proj.bias"),
+        (tiny.config(layers=1), "layers.1."),
+    ):
+        with pytest.raises(RolloutError, match=f"no place for the trainer's parameter model.{name}"):
+            TensorParallelRollout(good, smaller, Placement(2))
     with pytest.raises(RolloutError, match=r"rank 0 could not make a plan: PlanError"):
         TensorParallelRollout(good, tiny.config(intermediate_size=20), Placement(2))
 
 
 def test_what_fits_not_is_refused_on_all_ranks() -> None:
     run_ranks(2, _unfit, timeout=60)
+
+
+def _asks_wrongly(rank: int, tied: bool) -> None:
+    from deepspeed.runtime.rollout import RolloutRequest, SamplingConfig
+
+    rollout, _ = rollout_on(rank, Placement(2), tied=tied)
+    rollout.sync_weights(0)
+    ids, mask = tiny.tokens()
+
+    def ask(ids: Any = ids, mask: Any = mask, **options: Any) -> Any:
+        return rollout.generate(RolloutRequest(ids, mask), SamplingConfig(max_new_tokens=2, **options))
+
+    ones = torch.ones_like(ids)
+    for words, arguments, options in [
+        ("left-padded: the last token of row 1", (ids.flip(1), mask.flip(1)), {}),
+        ("left-padded: the last token of row 0", (ids, torch.zeros_like(mask)), {}),
+        ("integers from 0 to 32, found torch.int64 from 1 to 33", (torch.where(mask == 0, 33, 1), ones), {}),
+        ("integers from 0 to 32, found torch.int64 from -1", (-ones, ones), {}),
+        ("integers from 0 to 32, found torch.float32", (ids.float(), mask), {}),
+        (r"at least one row and one token, found \(0, 7\)", (ids[:0], mask[:0]), {}),
+        (r"at least one row and one token, found \(3, 0\)", (ids[:, :0], mask[:, :0]), {}),
+        ("at least one sample", (ids, mask), {"n_samples_per_prompt": 0}),
+        ("expected numbers", (ids, mask), {"temperature": float("nan")}),
+    ]:
+        # Whoever asks for it, all ranks of the copy are told.
+        for who in (0, 1):
+            with pytest.raises(UsageError, match=words):
+                ask(*arguments, **options) if rank == who else ask()
+    with pytest.raises(RolloutError, match="continuous batching, asked for on rank 1") as caught:
+        ask(continuous_batch_size=2) if rank == 1 else ask()
+    assert caught.value.rank == 1
+    assert ask(temperature=0.0).input_ids.shape == (3, 9)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_cannot_be_answered_is_refused_on_all_ranks_of_a_copy(tied: bool) -> None:
+    run_ranks(2, _asks_wrongly, tied, timeout=60)
+
+
+def _shut(rank: int) -> None:
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    before = len(groups)
+    for _ in range(2):
+        rollout, _ = rollout_on(rank, Placement(2))
+        rollout.sync_weights(0)
+        assert len(groups) > before
+        rollout.shutdown()
+        rollout.shutdown()
+        assert len(groups) == before
+    for action in (lambda: rollout.sync_weights(1), rollout.replan):
+        with pytest.raises(RolloutError, match=f"the rollout on rank {rank} was shut down"):
+            action()
+
+
+def test_a_rollout_that_is_shut_down_leaves_no_group_behind() -> None:
+    run_ranks(3, _shut, timeout=60)

@@ -29,7 +29,7 @@ WELL = Record(Digest(2**64 - 1, 2, 3, 4), 7, None, True, 10, 20, 30)
 )
 @pytest.mark.parametrize("version", [0, -(2**63), 2**63 - 1])
 def test_records_survive_the_wire(failure, version):
-    record = replace(WELL, failure=failure, version=version, sound=failure is None)
+    record = replace(WELL, failure=failure, version=version, sound=failure is None, is_vote=failure is None)
     data = record.to_bytes()
     assert len(data) == RECORD_BYTES
     assert Record.from_bytes(data) == record
@@ -82,6 +82,15 @@ def test_a_disagreement_names_the_ranks(other, what, one, two):
     verdict = judge_readiness(WELL, [WELL, WELL, other, WELL])
     assert verdict.failure == Failure(2, "agree", text, certain=True) and verdict.sound
     assert judge_readiness(WELL, [WELL, WELL, WELL, WELL]).failure is None
+
+
+def test_a_rank_that_begins_another_sync_has_not_voted():
+    vote = replace(WELL, is_vote=True)
+    verdict = judge_votes(vote, [vote, replace(WELL, version=8), vote])
+    assert verdict.failure == Failure(1, "commit", "it begins a sync of version 8 meanwhile", certain=True)
+    verdict = judge_readiness(WELL, [WELL, WELL, vote])
+    assert verdict.failure == Failure(2, "agree", "it votes on a sync of version 7 meanwhile", certain=True)
+    assert judge_votes(vote, [vote] * 3).failure is None
 
 
 def test_many_ranks_are_counted_not_listed():

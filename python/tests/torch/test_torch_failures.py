@@ -11,12 +11,14 @@ import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from ranks import Died, run_ranks
 from torch_matrix import born, matrix_plan, source_shard, target_shard
 
+from reshard import UsageError
 from reshard.torch import BindError, BrokenError, State, SyncError, Synchroniser
 
 WORLD = 3
@@ -177,7 +179,7 @@ def test_ranks_that_hold_different_plans_limits_or_versions_are_named():
     same, limits = [1, 1, 1], [STAGING] * WORLD
     cases = [
         ([plan, plan, other], limits, same, "the plans differ"),
-        ([plan] * 3, [512, 512, 1024], same, "the schedules differ"),
+        ([plan] * 3, [512, 512, 1024], same, "the staging limits differ: 512 on ranks 0, 1, 1024 on rank 2"),
         ([plan] * 3, limits, [4, 4, 5], "the versions to move differ: 4 on ranks 0, 1, 5 on rank 2"),
     ]
     for plans, staging, versions, text in cases:
@@ -324,6 +326,82 @@ def test_a_rank_that_stops_answering_is_a_timeout(victim, point):
             assert caught[1] in (("agree",) if point == 0 else ("move", "commit"))
             # Agreement and move each have the timeout, a follower a quarter of it more; the first takes no time here.
             assert caught[4] < timeout * 1.25 + 3.0
+
+
+def _meddled_with(rank, plan, world, culprit, point, meddle):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+
+    def another():
+        synchroniser.sync(
+            {"shard": source_shard(rank, world, 7)}, {"shard": born(rank, world, "columns")}, version=7
+        )
+
+    def in_a_thread():
+        with ThreadPoolExecutor() as pool:
+            pool.submit(another).result()
+
+    action = {"close": synchroniser.close, "sync": another, "thread": in_a_thread}[meddle]
+    progress = _at(point, action) if rank == culprit else None
+    first = _attempt(synchroniser, rank, world, progress)
+    second = _attempt(synchroniser, rank, world, version=2)
+    return first, second, torch.equal(second[1], target_shard(rank, world, version=2))
+
+
+@pytest.mark.parametrize("meddle", ["close", "sync", "thread"])
+@pytest.mark.parametrize("culprit, point", [(0, 2), (1, 2), (0, -1), (1, -1)])
+def test_neither_a_second_sync_nor_an_end_within_a_sync(culprit, point, meddle):
+    for rank, (first, second, is_right) in enumerate(
+        run_ranks(WORLD, _meddled_with, matrix_plan(WORLD), WORLD, culprit, point, meddle)
+    ):
+        (named, _, cause, kind, _), _, state = first
+        assert (named, state) == (culprit, State.TORN)
+        assert cause.startswith("UsageError: a sync is going on")
+        assert kind is (UsageError if rank == culprit else type(None))
+        assert second[0] is None and is_right, "the synchroniser is as good as before"
+
+
+class Unspeakable(Exception):
+    """What cannot even be told."""
+
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("point", [0, 2, -1])
+def test_an_error_without_words_is_told_all_the_same(point):
+    results = run_ranks(WORLD, _fail_and_sync_again, matrix_plan(WORLD), WORLD, 1, point, Unspeakable())
+    for rank, (caught, *_) in enumerate(results):
+        assert caught[:3] == (1, caught[1], "Unspeakable: its text cannot be told (ValueError)")
+        assert caught[3] is (Unspeakable if rank == 1 else type(None))
+
+
+def _outsider(rank):
+    group = torch.distributed.new_group([0, 1])
+    if rank == 2:
+        with pytest.raises(UsageError, match="rank 2 of the world is no member of the group"):
+            Synchroniser(matrix_plan(2), group=group)
+
+
+def test_who_is_not_of_the_group_is_refused():
+    run_ranks(3, _outsider)
+
+
+def _versions(rank, plan, world):
+    synchroniser, version = Synchroniser(plan, staging=STAGING), torch.tensor(3)
+    shards = {"shard": source_shard(rank, world, 1)}, {"shard": born(rank, world, "columns")}
+    report = synchroniser.sync(*shards, version=version)
+    version += 1
+    return [(type(found), found) for found in (synchroniser.version, report.version)]
+
+
+def test_a_version_is_kept_as_a_number_of_its_own():
+    assert run_ranks(2, _versions, matrix_plan(2), 2) == [[(int, 3)] * 2] * 2
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), None, "soon"])
+def test_a_timeout_that_is_none_is_refused(timeout):
+    with pytest.raises(UsageError, match="expected a timeout of some seconds, found"):
+        Synchroniser(matrix_plan(1), timeout=timeout)
 
 
 def _fresh_world(rank, plan, world):
