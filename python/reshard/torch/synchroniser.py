@@ -12,7 +12,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,10 @@ from .wire import Wire, explained
 
 if TYPE_CHECKING:
     from reshard import Plan
+
+Result = TypeVar("Result")
+Tensors = Mapping[str, torch.Tensor]
+"""This rank's tensors by storage name."""
 
 _PROTOCOL = 2
 """Grows when ranks of two versions of this module would misread each other."""
@@ -149,8 +153,8 @@ class Synchroniser:
 
     def sync(
         self,
-        source: Mapping[str, torch.Tensor] | None = None,
-        target: Mapping[str, torch.Tensor] | None = None,
+        source: Tensors | Callable[[], Tensors] | None = None,
+        target: Tensors | Callable[[], Tensors] | None = None,
         *,
         version: int,
         verify: Callable[[], object] | None = None,
@@ -161,7 +165,8 @@ class Synchroniser:
         Args:
             source, target: a contiguous tensor for every storage that this rank has on that side of the plan, by name,
                 of exactly its bytes: of the type of one of its buffers, or bytes. Taken anew at each call: tensors may
-                have moved in between. A mapping with a method ``check()`` is asked last, before the ranks agree,
+                have moved in between. A function that returns them is called here, so that what it raises is raised on
+                all ranks. A mapping with a method ``check()`` is asked last, before the ranks agree,
                 whether its tensors still are what they were.
             version: an integer that all ranks agree on, such as the step.
             verify: called on this rank when its targets are written, before the ranks vote. It looks at them and raises
@@ -192,9 +197,7 @@ class Synchroniser:
             def ready() -> None:
                 nonlocal bound_source, bound_target
                 report("bind", 0, 1)
-                bound_source, bound_target = self._bind(
-                    {} if source is None else source, {} if target is None else target, version
-                )
+                bound_source, bound_target = self._bind(_tensors(source), _tensors(target), version)
                 signals.deliver()
 
             error = _attempt(ready)
@@ -209,7 +212,7 @@ class Synchroniser:
             moving = time.monotonic()
             outcome = self._move(bound_source, bound_target, before_round, deadline.later(-self._grace))
             seconds_moving = time.monotonic() - moving
-            self._after_move(outcome, "verify", verify or _silent)
+            self._after_move(outcome, "verify", _outside, verify or _silent)
             self._after_move(outcome, "commit", report, "commit", 0, 1)
             verdict = self._commit(number, outcome, deadline)
             seconds = time.monotonic() - begin
@@ -238,9 +241,7 @@ class Synchroniser:
         state = f"{self._state.value} {self._version}" if self._version is not None else self._state.value
         return f"<Synchroniser rank {member.rank} of {member.world}, {self._device}, {state}>"
 
-    def _bind(
-        self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], version: int
-    ) -> tuple[Bound, Bound]:
+    def _bind(self, source: Tensors, target: Tensors, version: int) -> tuple[Bound, Bound]:
         if not hasattr(version, "__index__") or _number(version) != version:
             raise UsageError(f"expected a version that fits in 64 bits, found {version!r}")
         bound = self._source.bind(source), self._target.bind(target)
@@ -361,6 +362,18 @@ class Synchroniser:
             peak_process_bytes=peak_process_bytes(),
             totals=Totals(verdict.bytes_local, verdict.bytes_sent, verdict.bytes_received),
         )
+
+
+def _tensors(given: Tensors | Callable[[], Tensors] | None) -> Tensors:
+    if given is None:
+        return {}
+    return _outside(given) if callable(given) else given
+
+
+def _outside(step: Callable[[], Result]) -> Result:
+    """What a caller's function says in the mode in which the caller called."""
+    with torch.inference_mode(False):
+        return step()
 
 
 def _attempt(step: Callable[..., object], *arguments: object) -> BaseException | None:

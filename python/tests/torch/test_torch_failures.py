@@ -118,6 +118,31 @@ def test_a_tensor_that_does_not_fit_one_rank_stops_all_before_a_byte_moves():
         assert second is None
 
 
+def _taking_fails(rank, plan, world):
+    synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
+    shard, modes = born(rank, world), []
+
+    def take():
+        modes.append(torch.is_inference_mode_enabled())
+        if rank == 1 and len(modes) == 1:
+            raise Trouble("the shards are gone")
+        return {"shard": source_shard(rank, world)}
+
+    with pytest.raises(SyncError) as caught:
+        synchroniser.sync(take, {"shard": shard}, version=1)
+    failed = caught.value.rank, caught.value.stage, caught.value.cause, synchroniser.state
+    untouched = bool(torch.isnan(shard).all())
+    synchroniser.sync(take, lambda: {"shard": shard}, version=2)
+    return failed, untouched, torch.equal(shard, target_shard(rank, world)), modes
+
+
+def test_shards_that_one_rank_cannot_take_stop_all():
+    """A function gives the shards inside the sync, in the mode in which the caller would have taken them."""
+    for failed, untouched, arrived, modes in run_ranks(WORLD, _taking_fails, matrix_plan(WORLD), WORLD):
+        assert failed == (1, "bind", "Trouble: the shards are gone", State.NEW)
+        assert (untouched, arrived, modes) == (True, True, [False, False])
+
+
 def _verify_fails(rank, plan, world):
     synchroniser = Synchroniser(plan, staging=STAGING, timeout=20.0)
     shard, seen = born(rank, world), []
