@@ -20,17 +20,7 @@ from deepspeed.checkpoint.affine_transfer import plan_transfer
 
 import reshard
 
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 12288,
-    "vocab_size": 151936,
-    "torch_dtype": "bfloat16",
-}
+QWEN3_8B = Path(__file__).parents[2] / "crates/parallel/tests/data/Qwen3-8B.json"
 CASES = [("autotp:tp=2", "autotp:tp=4"), ("autotp:tp=4", "autotp:tp=2"), ("autotp:tp=2", "autotp:tp=8")]
 
 
@@ -60,7 +50,7 @@ def compare(config: dict[str, Any], source: str, target: str) -> None:
 
 
 def main() -> None:
-    config = json.loads(Path(sys.argv[1]).read_text()) if len(sys.argv) > 1 else QWEN3_8B
+    config = json.loads((Path(sys.argv[1]) if len(sys.argv) > 1 else QWEN3_8B).read_text())
     for source, target in CASES:
         compare(config, source, target)
 

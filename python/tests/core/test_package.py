@@ -315,19 +315,10 @@ def test_planning_lets_other_threads_run() -> None:
     ],
 )
 def test_bytes_of_a_published_run(topology: str, policy: str, sent: int, local: int) -> None:
-    config = {
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "torch_dtype": "bfloat16",
-    }
+    text = (Path(__file__).parents[3] / "crates/parallel/tests/data/Qwen3-8B.json").read_text()
+    config = json.loads(text)
     source = reshard.Layout.autotp(config, topology)
-    target = reshard.Layout.autotp(json.dumps(config), "autotp:tp=4,copies=2")
+    target = reshard.Layout.autotp(text, "autotp:tp=4,copies=2")
     assert (len(source.parameters), source.world) == (399, 8)
     plan = reshard.plan(source, target, policy)
     assert (plan.statistics.bytes_sent, plan.statistics.bytes_local) == (sent, local)

@@ -48,6 +48,9 @@ impl AffineMap {
             if shard.shard_shape.len() != self.logical_shape.len() {
                 return Err(not_a_view());
             }
+            if volume(&shard.shard_shape).is_none() {
+                return Err(AffineFault::TooLarge { shape: shard.shard_shape.clone() });
+            }
             let extent = |axes: &Vec<usize>| axes.iter().map(|&axis| shard.shard_shape[axis]).product();
             let mut pieces = Vec::new();
             for piece in &shard.pieces {
@@ -85,6 +88,10 @@ fn joined_axes(view: &[u64], shape: &[u64]) -> Option<Vec<Vec<usize>>> {
     Some(joined)
 }
 
+fn too_large(shape: &[i64]) -> AffineFault {
+    AffineFault::TooLarge { shape: shape.iter().map(|extent| extent.unsigned_abs()).collect() }
+}
+
 /// One piece a combination of all axes but the longest of each joined group.
 fn unrolled(rank: u32, piece: &AffinePiece, joined: &[Vec<usize>]) -> Result<Vec<AffinePiece>, AffineFault> {
     let axes = joined.iter().map(Vec::len).sum();
@@ -114,12 +121,15 @@ fn unrolled(rank: u32, piece: &AffinePiece, joined: &[Vec<usize>]) -> Result<Vec
         return Err(AffineFault::TooManyBoxes { rank, found, limit: PIECES_PER_PIECE_MAX });
     }
     for axis in steps {
-        let moved = |at: &AffinePiece, index: i64| AffinePiece {
-            source: (at.source.0 + index * piece.source.1[axis], at.source.1.clone()),
-            dest: (at.dest.0 + index * piece.dest.1[axis], at.dest.1.clone()),
-            ..at.clone()
+        let far = |start: i64, stride: i64, index: i64| index.checked_mul(stride)?.checked_add(start);
+        let moved = |at: &AffinePiece, index: i64| {
+            let source = far(at.source.0, piece.source.1[axis], index)?;
+            let dest = far(at.dest.0, piece.dest.1[axis], index)?;
+            let (source, dest) = ((source, at.source.1.clone()), (dest, at.dest.1.clone()));
+            Some(AffinePiece { source, dest, ..at.clone() })
         };
-        pieces = pieces.iter().flat_map(|at| (0..piece.shape[axis]).map(|index| moved(at, index))).collect();
+        let all = pieces.iter().flat_map(|at| (0..piece.shape[axis]).map(move |index| moved(at, index)));
+        pieces = all.collect::<Option<_>>().ok_or_else(|| too_large(&piece.shape))?;
     }
     Ok(pieces)
 }

@@ -4,4 +4,5 @@
 
 mod affine;
 mod geometry;
+mod shards;
 mod validation;
