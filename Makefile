@@ -1,4 +1,4 @@
-# Rust needs cargo, make and a C compiler; the Python package a Python of 3.10 or newer besides, and finds the rest itself.
+# Rust needs cargo, make and a C compiler; the Python package a Python of 3.11 or newer besides, and finds the rest itself.
 
 CARGO ?= cargo
 DEMO_ARGUMENTS ?=
@@ -20,7 +20,7 @@ test-python:
 
 ## The Python package's wheel, program included, into target/wheels.
 wheel:
-	PYTHON=$$(scripts/python) scripts/wheel
+	PYTHON=$$(scripts/python) && export PYTHON && scripts/wheel
 
 ## Every demo configuration: ZeRO stages x trainer shapes x rollout shapes x models, shared and separate processes.
 matrix:
@@ -42,4 +42,4 @@ docs:
 
 fmt:
 	$(CARGO) fmt
-	cd python && $$(../scripts/python) -m ruff format .
+	python=$$(scripts/python) && cd python && $$python -m ruff format .

@@ -74,6 +74,23 @@ def internal(owner: Any, name: str) -> Any:
     return value
 
 
+def module_of(engine: Any) -> torch.nn.Module:
+    """The module of an engine.
+
+    Raises:
+        EngineError: this is no engine. Names what it is.
+    """
+    if not isinstance(getattr(engine, "module", None), torch.nn.Module):
+        raise EngineError(
+            f"expected a DeepSpeed engine, found {type(engine).__name__}",
+            kind="usage",
+            found=type(engine).__name__,
+            hint="deepspeed.initialize returns it first",
+        )
+    module: torch.nn.Module = engine.module
+    return module
+
+
 def refuse_unpartitioned(name: str, parameter: Any) -> None:
     """Refuses a parameter that ZeRO-3 has never seen.
 

@@ -24,7 +24,7 @@ from reshard import Layout, LayoutBuilder
 from reshard.errors import ReshardError
 
 from . import flat, slices, whole
-from .errors import EngineError
+from .errors import EngineError, module_of
 from .held import Held
 from .stored import STATES, Stored, short_dtype
 from .tensor_parallel import ParameterFacts, Survey, TensorParallel
@@ -86,7 +86,10 @@ def read(engine: Any, facts: Sequence[ParameterFacts], state: str | None, tp: Te
 def checked_state(state: str) -> str:
     """`state`, if it is one that has a layout."""
     if state not in STATES:
-        raise EngineError(f"unknown optimizer state {state!r}", kind="usage", expected=STATES, found=state)
+        known = ", ".join(STATES)
+        raise EngineError(
+            f"unknown optimizer state {state!r}; known: {known}", kind="usage", expected=STATES, found=state
+        )
     return state
 
 
@@ -101,7 +104,7 @@ class _Account:
 def _layout(engine: Any, state: str | None) -> Layout:
     facts: list[ParameterFacts]
     mine: _Account | ReshardError
-    survey = Survey(engine.module)
+    survey = Survey(module_of(engine))
     tp, facts = survey.tp, []
     try:
         facts = survey.facts()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import flat, slices
-from .errors import EngineError, StaleError
+from .errors import EngineError, StaleError, module_of
 from .layouts import checked_state, read
 from .stored import Stored
 from .tensor_parallel import ParameterFacts, Survey
@@ -110,7 +110,7 @@ def has_masters(engine: Any) -> bool:
 
 def stored(engine: Any, state: str | None) -> Stored:
     """What this rank keeps, once it is seen that the engine may be moved."""
-    survey = Survey(engine.module)
+    survey = Survey(module_of(engine))
     facts = survey.facts()
     if state is None:
         _settle(engine, facts)

@@ -50,7 +50,10 @@ def training_target(
         )
     if moments not in (None, "keep", "zero"):
         raise EngineError(
-            f"unknown moments {moments!r}", kind="usage", expected=("keep", "zero"), found=moments
+            f"unknown moments {moments!r}; known: keep, zero",
+            kind="usage",
+            expected=("keep", "zero"),
+            found=moments,
         )
     return TrainingTarget(engine, moments)
 

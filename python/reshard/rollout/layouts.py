@@ -197,5 +197,11 @@ def config_dictionary(config: Any) -> dict[str, Any]:
     if hasattr(config, "to_json_string"):
         # Not `to_dict`, whose values are not all JSON.
         config = config.to_json_string(use_diff=False)
-    loaded: dict[str, Any] = json.loads(config) if isinstance(config, str) else dict(config)
+    try:
+        loaded: dict[str, Any] = json.loads(config) if isinstance(config, str) else dict(config)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"expected a transformers configuration, a dictionary or the text of a config.json, found {config[:40]!r}",
+            found=config,
+        ) from error
     return loaded

@@ -101,7 +101,7 @@ class Binder:
         self._check_kind(name, given)
         tensor = given.detach()
         length = place.storage.bytes
-        self._check_memory(name, tensor, length)
+        self._check_memory(name, tensor, place)
         self._check_dtype(name, tensor, place.buffers)
         if not length:
             return
@@ -133,10 +133,12 @@ class Binder:
                 name, expected=f"a tensor on {expected}", found=f"one on {tensor.device}", hint=hint
             )
 
-    def _check_memory(self, name: str, tensor: torch.Tensor, length: int) -> None:
-        found = tensor.numel() * tensor.element_size()
+    def _check_memory(self, name: str, tensor: torch.Tensor, place: Place) -> None:
+        length, found = place.storage.bytes, tensor.numel() * tensor.element_size()
         if found != length:
-            raise self._error(name, expected=f"{length} bytes", found=f"{found} bytes")
+            of = " or ".join(sorted({str(REAL[buffer.dtype]) for buffer in place.buffers})) or "bytes"
+            hint = f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, the plan's is {of}"
+            raise self._error(name, expected=f"{length} bytes", found=f"{found} bytes", hint=hint)
         if not tensor.is_contiguous():
             found_strides = f"strides {tuple(tensor.stride())} for shape {tuple(tensor.shape)}"
             hint = "a copy would not be written in place; lay the plan's strides out instead"
@@ -166,7 +168,8 @@ class Binder:
 
     def _unknown(self, name: str) -> BindError:
         near = difflib.get_close_matches(str(name), self._places, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else None
+        some = ", ".join(map(repr, list(self._places)[:3])) + (", ..." if len(self._places) > 3 else "")
+        hint = f"did you mean {near[0]!r}?" if near else f"they are {some}" if self._places else None
         expected = f"one of the plan's {len(self._places)} {self._side} storages of this rank"
         return self._error(name, expected=expected, found="a name that it does not have", hint=hint)
 

@@ -135,14 +135,16 @@ class ReplicaCheck:
         if differences:
             names = list(dict.fromkeys(difference.region.parameter for difference in differences))
             shown = "; ".join(map(str, differences[:4])) + ("; ..." if len(differences) > 4 else "")
+            many = "parameter" if len(names) == 1 else "parameters"
+            hint = "were the ranks seeded alike, and are gradients of whole parameters summed over them?"
             raise ReplicaError(
-                f"replicas of {len(names)} parameters differ: {shown}",
+                f"replicas of {len(names)} {many} differ: {shown}; {hint}",
                 kind="invalid",
                 parameter=names[0],
                 rank=differences[0].camps[1][0],
                 found=names,
                 differences=differences,
-                hint="were the ranks seeded alike, and are gradients of whole parameters summed over them?",
+                hint=hint,
             )
 
     def _hash(self, index: int, shards: Mapping[str, torch.Tensor]) -> int:
