@@ -51,7 +51,8 @@ class Synchroniser:
     Making one is collective: every rank of the world (of `group`, if given) calls it with equal arguments. It makes
     groups of its own and allocates all staging that it will ever use. Rank r of the plan is rank r of the world
     (of `group`). Without torch.distributed it is a world of one, in which everything is local. One sync goes on at a
-    time: to begin another one, or to close, meanwhile (in another thread, or in a callback) is refused.
+    time: to begin another one, or to close, meanwhile (in another thread, or in a callback) is refused. Close it, or use
+    it as a context: its connections and threads outlive it otherwise.
 
     Args:
         plan: the same on all ranks.
@@ -93,9 +94,10 @@ class Synchroniser:
         self._digest = Digest(0, 0, 0, _PROTOCOL)
         try:
             self._connect_control()
-            error = _attempt(self._prepare, plan, staging)
+            data_backend = backend or backend_for(self._device)
+            error = _attempt(self._prepare, plan, staging, data_backend)
             self._agree(None, error, "agree")
-            self._connect_data(backend or backend_for(self._device))
+            self._connect_data(data_backend)
         except BaseException:
             self._break("it was never made")
             raise
@@ -117,8 +119,10 @@ class Synchroniser:
             cause = f"it could not connect to all others within {self._timeout:g} s: {explained(error)}"
             self._raise(Failure(self._member.rank, "agree", cause), error, None)
 
-    def _prepare(self, plan: Plan, staging: int | str) -> None:
+    def _prepare(self, plan: Plan, staging: int | str, backend: str) -> None:
         rank, world = self._member.rank, self._member.world
+        if world > 1 and not dist.is_backend_available(backend):
+            raise UsageError(f"this torch has no backend {backend!r}", found=backend)
         if plan.world > world:
             raise UsageError(f"the plan has {plan.world} ranks, the world {world}")
         limit = size_bytes(staging)

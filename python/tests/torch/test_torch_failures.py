@@ -214,9 +214,9 @@ def test_ranks_that_hold_different_plans_limits_or_versions_are_named():
         assert (rank, stage) == (2, "agree") and cause.startswith(text)
 
 
-def _unmakeable(rank, plan, staging):
+def _unmakeable(rank, plan, staging, backend=None):
     with pytest.raises(SyncError) as caught:
-        Synchroniser(plan, staging=staging[rank], timeout=20.0)
+        Synchroniser(plan, staging=staging[rank], timeout=20.0, backend=backend if rank else None)
     return caught.value.rank, caught.value.cause, type(caught.value.__cause__).__name__
 
 
@@ -230,6 +230,8 @@ def test_a_synchroniser_that_one_rank_cannot_make_is_made_nowhere():
     assert results[1][:2] == results[0][:2] and results[1][2] == "UsageError"
     for rank, cause, name in run_ranks(2, _unmakeable, matrix_plan(2), [8, 8]):
         assert rank == 0 and "staging" in cause and name == "ScheduleError"
+    for rank, cause, _ in run_ranks(2, _unmakeable, matrix_plan(2), [512, 512], "pigeon"):
+        assert (rank, cause) == (1, "UsageError: this torch has no backend 'pigeon'")
 
 
 def _not_all_come(rank, plan):
