@@ -51,8 +51,8 @@ class Synchroniser:
     Making one is collective: every rank of the world (of `group`, if given) calls it with equal arguments. It makes
     groups of its own and allocates all staging that it will ever use. Rank r of the plan is rank r of the world
     (of `group`). Without torch.distributed it is a world of one, in which everything is local. One sync goes on at a
-    time: to begin another one, or to close, meanwhile (in another thread, or in a callback) is refused. Close it, or use
-    it as a context: its connections and threads outlive it otherwise.
+    time: to begin another one, or to close, meanwhile (in another thread, or in a callback) is refused. Close it, or
+    use it as a context: its connections and threads outlive it otherwise.
 
     Args:
         plan: the same on all ranks.
