@@ -59,5 +59,6 @@ def __getattr__(name: str) -> Any:
     if name in ("RolloutOptions", "TensorParallelRollout"):
         from reshard.rollout import engine
 
-        return getattr(engine, name)
+        globals()[name] = value = getattr(engine, name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,7 +46,7 @@ def test_importing_needs_neither_torch_nor_deepspeed() -> None:
         "import sys, reshard; loaded = {name.split('.')[0] for name in sys.modules};"
         "print(sorted(loaded & {'torch', 'deepspeed', 'transformers'}))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
 
