@@ -32,6 +32,7 @@ from reshard._reshard import (
     Verified,
     __version__,
     plan,
+    unused_parameters,
     verify,
 )
 from reshard.errors import (
@@ -70,5 +71,6 @@ __all__ = [
     "VerifyError",
     "__version__",
     "plan",
+    "unused_parameters",
     "verify",
 ]

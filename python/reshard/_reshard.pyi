@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from numpy import int64
 from numpy.typing import NDArray
 
-__all__ = ["__version__", "Box", "Buffer", "Copy", "End", "Layout", "LayoutBuilder", "Message", "Parameter", "Piece", "Plan", "Request", "Schedule", "Share", "Statistics", "Storage", "Verified", "plan", "verify"]
+__all__ = ["__version__", "Box", "Buffer", "Copy", "End", "Layout", "LayoutBuilder", "Message", "Parameter", "Piece", "Plan", "Request", "Schedule", "Share", "Statistics", "Storage", "Verified", "plan", "unused_parameters", "verify"]
 
 __version__: Final[str]
 """
@@ -558,6 +558,11 @@ def plan(source: Layout, target: Layout, policy: "str | Callable[[Request], int]
     sides may have different float dtypes of a parameter, so that values are rounded to the target's.
 
     Raises ``PlanError`` naming the parameter and both sides if one is missing or its shape, dtype or scale disagrees.
+    """
+
+def unused_parameters(source: Layout, target: Layout) -> list[str]:
+    """
+    The parameters of ``source`` that ``target`` does not take: a plan leaves them out without an error.
     """
 
 def verify(plan: Plan, source: Layout, target: Layout) -> Verified:

@@ -149,6 +149,7 @@ pub(crate) fn plan(py: Python<'_>, error: &PlanError) -> PyErr {
                 .with("parameter", parameter)?
                 .with("expected", target_dtype.name())?
                 .with("found", source_dtype.name())?
+                .with("hint", error.wants_cast().then_some("plan with cast=True to permit rounding"))?
                 .into_error(),
             PlanError::ScalesDiffer { parameter, rank, source_scale, target_scale, .. } => facts
                 .with("parameter", parameter)?

@@ -31,7 +31,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::layout::{Buffer, Layout, Parameter, Piece, Storage};
     #[pymodule_export]
-    use crate::plan::{Copy, End, Plan, Request, Statistics, plan};
+    use crate::plan::{Copy, End, Plan, Request, Statistics, plan, unused_parameters};
     #[pymodule_export]
     use crate::schedule::{Box, Message, Schedule, Share};
     #[pymodule_export]

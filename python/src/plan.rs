@@ -175,6 +175,12 @@ fn asked(
     failure.map_or(Ok(made), Err)
 }
 
+/// The parameters of ``source`` that ``target`` does not take: a plan leaves them out without an error.
+#[pyfunction]
+pub(crate) fn unused_parameters(py: Python<'_>, source: &Layout, target: &Layout) -> Vec<String> {
+    py.detach(|| reshard_plan::unused_parameters(&source.0, &target.0))
+}
+
 fn policy_of(py: Python<'_>, name: &str) -> PyResult<Policy> {
     Policy::parse(name).ok_or_else(|| {
         errors::usage(py, format!("there is no policy {name:?}: lowest, local, balanced, or a function"))

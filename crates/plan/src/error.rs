@@ -67,7 +67,10 @@ pub enum PlanError {
     #[error("the policy custom is made with a function: plan_with or Options::ask")]
     NoSelector,
     /// A caller's policy named a rank that does not hold the box.
-    #[error("{parameter}: the policy chose rank {answer} for box {region}, the holders are {candidates:?}")]
+    #[error(
+        "{parameter}: the policy chose rank {answer} for box {region}, the holders are {}",
+        list(candidates)
+    )]
     NotACandidate {
         /// The parameter.
         parameter: String,
@@ -89,6 +92,12 @@ pub enum PlanError {
 }
 
 impl PlanError {
+    /// Whether it is that permission to cast was not given ([`Options::cast`](crate::Options::cast)).
+    #[must_use]
+    pub fn wants_cast(&self) -> bool {
+        matches!(self, Self::DtypesDiffer { source_dtype, target_dtype, .. } if castable(*source_dtype, *target_dtype))
+    }
+
     /// Whether the layouts contradict each other, or ask for what is not expressed yet.
     #[must_use]
     pub fn kind(&self) -> Kind {
@@ -107,6 +116,10 @@ fn cast_refusal(source: DType, target: DType) -> &'static str {
     } else {
         "a plan casts only between f64, f32, f16 and bf16"
     }
+}
+
+fn list(ranks: &[Rank]) -> String {
+    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn hint(nearest: Option<&str>) -> String {

@@ -257,6 +257,7 @@ def test_casts_need_permission() -> None:
     with pytest.raises(reshard.PlanError, match="permission") as caught:
         reshard.plan(source, target)
     assert (caught.value.kind, caught.value.expected, caught.value.found) == ("unsupported", "bf16", "f32")
+    assert "cast=True" in str(caught.value.hint)
     plan = reshard.plan(source, target, cast=True)
     assert plan.cast
     assert plan.statistics.bytes_sent + plan.statistics.bytes_local == 72 * 2
@@ -269,6 +270,15 @@ def test_missing_parameters_offer_the_nearest() -> None:
     with pytest.raises(reshard.PlanError, match="w2") as caught:
         reshard.plan(rows([9, 9]), builder.build())
     assert (caught.value.parameter, caught.value.hint) == ("w2", "w")
+
+
+def test_what_only_the_source_has_is_told() -> None:
+    builder = reshard.LayoutBuilder()
+    for name in ("v", "w"):
+        builder.place(builder.parameter(name, (18, 4), "f32"), builder.tensor(0, name, "f32", 72))
+    source = builder.build()
+    assert reshard.unused_parameters(source, rows([9, 9])) == ["v"]
+    assert reshard.unused_parameters(source, source) == []
 
 
 def test_schedules_bound_staging() -> None:
