@@ -115,10 +115,30 @@ pub enum DType {
     I32,
     /// 8-bit unsigned integer, and opaque bytes.
     U8,
+    /// 8-bit exponent without a sign, as the block scales of OCP MX.
+    F8E8m0,
+    /// 8-bit float, 4 exponent bits, no negative zero and no infinity.
+    F8E4m3fnuz,
+    /// 8-bit float, 5 exponent bits, no negative zero and no infinity.
+    F8E5m2fnuz,
+    /// Two 32-bit floats: a complex number.
+    C64,
+    /// 64-bit unsigned integer.
+    U64,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 16-bit unsigned integer.
+    U16,
+    /// 16-bit signed integer.
+    I16,
+    /// 8-bit signed integer.
+    I8,
+    /// A truth value in a byte.
+    Bool,
 }
 
 impl DType {
-    const NAMES: [(&'static str, Self); 13] = [
+    const NAMES: [(&'static str, Self); 23] = [
         ("f64", Self::F64),
         ("float64", Self::F64),
         ("f32", Self::F32),
@@ -132,16 +152,27 @@ impl DType {
         ("i64", Self::I64),
         ("i32", Self::I32),
         ("u8", Self::U8),
+        ("f8e8m0", Self::F8E8m0),
+        ("f8e4m3fnuz", Self::F8E4m3fnuz),
+        ("f8e5m2fnuz", Self::F8E5m2fnuz),
+        ("c64", Self::C64),
+        ("u64", Self::U64),
+        ("u32", Self::U32),
+        ("u16", Self::U16),
+        ("i16", Self::I16),
+        ("i8", Self::I8),
+        ("bool", Self::Bool),
     ];
 
     /// Bytes of one element.
     #[must_use]
     pub const fn size(self) -> u64 {
         match self {
-            Self::F64 | Self::I64 => 8,
-            Self::F32 | Self::I32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::F8E4m3 | Self::F8E5m2 | Self::U8 => 1,
+            Self::F64 | Self::I64 | Self::U64 | Self::C64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::Bf16 | Self::U16 | Self::I16 => 2,
+            Self::F8E4m3 | Self::F8E5m2 | Self::F8E8m0 | Self::F8E4m3fnuz | Self::F8E5m2fnuz => 1,
+            Self::U8 | Self::I8 | Self::Bool => 1,
         }
     }
 

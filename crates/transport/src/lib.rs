@@ -39,6 +39,7 @@
 //! `control`, `shm` and `child` alone.
 
 mod alone;
+mod assemble;
 mod ballot;
 mod binding;
 mod child;
@@ -67,6 +68,7 @@ mod view;
 mod world;
 
 pub use alone::Alone;
+pub use assemble::{Assembly, ReadAt};
 pub use binding::{SourceBinding, TargetBinding};
 pub use communicator::Communicator;
 pub use compile::{CompiledCopy, compile};

@@ -1,0 +1,1 @@
+//! torch.distributed.checkpoint: `.metadata` and `.distcp` files.

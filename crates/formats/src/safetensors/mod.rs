@@ -1,0 +1,1 @@
+//! safetensors: one file, or a folder of them with or without an index.

@@ -1,0 +1,1 @@
+//! A safetensors file a rank, with the layout in its metadata.

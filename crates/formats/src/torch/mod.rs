@@ -1,0 +1,1 @@
+//! `torch.save` files: a zip of a pickle and of raw storages.
