@@ -7,6 +7,9 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
+use crate::checkpoint::Format;
+use crate::kept::Kept;
+
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -38,6 +41,74 @@ pub enum FormatError {
     /// A plan that its own check refuses.
     #[error("the plan is wrong, which is a fault of this program: {0}")]
     Verify(#[from] VerifyError),
+    /// A path whose files are of no known format.
+    #[error("{} holds no checkpoint: no safetensors, no `latest` or `latest_universal`, no `.metadata`", path.display())]
+    NotACheckpoint {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A folder that holds several checkpoints.
+    #[error("{} holds several checkpoints: {}", path.display(), names(found))]
+    Ambiguous {
+        /// The folder.
+        path: PathBuf,
+        /// What it holds.
+        found: Vec<Format>,
+    },
+    /// A tensor that a checkpoint does not keep.
+    #[error("{} keeps no {wanted}; it keeps {}", path.display(), names(kept))]
+    NotKept {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What was asked for.
+        wanted: Kept,
+        /// What there is.
+        kept: Vec<Kept>,
+    },
+    /// A parameter of the model that a checkpoint does not have.
+    #[error("{} has no {parameter}, which the model has", path.display())]
+    ParameterMissing {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The parameter.
+        parameter: String,
+    },
+    /// A tensor that the model's config does not imply, so that nobody knows how it is cut.
+    #[error("{} has {parameter}, which the model's config does not imply", path.display())]
+    ParameterUnknown {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        parameter: String,
+    },
+    /// A tensor of another shape than the model's config implies.
+    #[error("{}: {parameter} has the shape {found:?}, the model's config implies {expected:?}", path.display())]
+    ShapesDiffer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        parameter: String,
+        /// By the config.
+        expected: Vec<u64>,
+        /// In the checkpoint.
+        found: Vec<u64>,
+    },
+    /// A topology that cannot be written.
+    #[error("{topology} cannot be written as {to}: a topology {reason}")]
+    TopologyUnsupported {
+        /// The topology.
+        topology: String,
+        /// The format.
+        to: &'static str,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A topology without a model.
+    #[error("{topology} needs the model's config.json, and none lies beside the source")]
+    ConfigMissing {
+        /// The topology.
+        topology: String,
+    },
     /// A plan that cannot be carried out.
     #[error(transparent)]
     Transport(#[from] TransportError),
@@ -55,7 +126,12 @@ impl FormatError {
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         match self {
-            Self::Io { .. } => None,
+            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => None,
+            Self::NotACheckpoint { .. }
+            | Self::ParameterMissing { .. }
+            | Self::ParameterUnknown { .. }
+            | Self::ShapesDiffer { .. } => Some(Kind::Invalid),
+            Self::TopologyUnsupported { .. } => Some(Kind::Unsupported),
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
@@ -66,4 +142,8 @@ impl FormatError {
             Self::Verify(_) | Self::Transport(_) => Some(Kind::Invalid),
         }
     }
+}
+
+fn names(items: &[impl std::fmt::Display]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
