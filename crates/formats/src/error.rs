@@ -9,6 +9,7 @@ use reshard_transport::TransportError;
 
 use crate::checkpoint::Format;
 use crate::kept::Kept;
+use crate::safetensors::SafetensorsFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,14 @@ pub enum FormatError {
         path: PathBuf,
         /// What was found.
         error: LayoutError,
+    },
+    /// A safetensors file, folder or index.
+    #[error("{}: {fault}", path.display())]
+    Safetensors {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: SafetensorsFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -133,6 +142,7 @@ impl FormatError {
             | Self::ShapesDiffer { .. } => Some(Kind::Invalid),
             Self::TopologyUnsupported { .. } => Some(Kind::Unsupported),
             Self::Layout { error, .. } => Some(error.kind()),
+            Self::Safetensors { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),
