@@ -7,6 +7,8 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
+use crate::torch::TorchFault;
+
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,6 +30,14 @@ pub enum FormatError {
         path: PathBuf,
         /// What was found.
         error: LayoutError,
+    },
+    /// A torch file that cannot be read.
+    #[error("{}: {fault}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: TorchFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -57,6 +67,7 @@ impl FormatError {
         match self {
             Self::Io { .. } => None,
             Self::Layout { error, .. } => Some(error.kind()),
+            Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),
