@@ -5,3 +5,4 @@
 mod pickle;
 mod support;
 mod torch;
+mod safetensors;
