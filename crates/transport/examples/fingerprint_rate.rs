@@ -31,7 +31,7 @@ fn main() {
     {
         let shape = [(64 << 20) / (ROWS * columns * dtype.size()) * ROWS, columns];
         let bytes: Vec<u8> =
-            (0..shape[0] * columns * dtype.size()).map(|at| (at * 7919 >> 5) as u8).collect();
+            (0..shape[0] * columns * dtype.size()).map(|at| ((at * 7919) >> 5) as u8).collect();
         let weights = Fingerprinter::new("w", &shape, dtype);
         let region = Region::whole(&shape);
         let taken = rate(&bytes, |bytes| {

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! The weights are pseudo-random numbers of the tensor's name, shape and type, and of the axis, so that a value in
-//! another place, or of another tensor, counts differently. Words are the elements' little-endian bytes, at most
-//! four; wider elements have an axis more. The last axis goes by segments: a weight of 61 bits a segment and one of
-//! 32 bits a word in it. Two tensors that differ agree under one key with a chance of about 2^-32 and a little more;
-//! two keys are used. It finds mistakes, not attacks: the keys are no secret.
+//! another place, or of another tensor, counts differently. A row, along the last axis, counts as the 32-bit
+//! little-endian words of its bytes, whatever its elements are; a part of a word counts as if the rest were zero. It
+//! goes by segments: a weight of 61 bits a segment and one of 32 bits a word in it. Two tensors that differ agree under
+//! one key with a chance of about 2^-32; two keys are used. It finds mistakes, not attacks: the keys are no secret.
 
 use std::ops::{Add, AddAssign};
 
@@ -22,8 +22,9 @@ const PRIME: u64 = (1 << 61) - 1;
 /// How many independent sums there are.
 const KEYS: usize = 2;
 
-/// Words of a segment of the last axis.
+/// Words of a segment of a row, and their bytes.
 const SEGMENT_WORDS: u64 = 1024;
+const SEGMENT_BYTES: u64 = 4 * SEGMENT_WORDS;
 
 /// The fingerprint of a part of a tensor, or of all of it. Those of disjoint parts add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -99,7 +100,8 @@ impl Fingerprinter {
         // Axes of one element at the end would make segments of one element.
         let last = self.shape.iter().rposition(|&extent| extent != 1).unwrap_or(0);
         if axis >= last {
-            return self.row(axis, region.origin().get(axis).copied().unwrap_or(0), bytes);
+            let first = region.origin().get(last).copied().unwrap_or(0);
+            return self.row(last, first * self.dtype.size(), bytes);
         }
         let extent = region.extent()[axis];
         let steps = bytes.chunks_exact(bytes.len() / extent as usize);
@@ -114,59 +116,55 @@ impl Fingerprinter {
         sum
     }
 
-    /// The sum over elements from `first` on of the last axis.
+    /// The sum over bytes of the last axis, from byte `first` of a row on.
     fn row(&self, axis: usize, first: u64, bytes: &[u8]) -> [u64; KEYS] {
-        let size = self.dtype.size();
-        let segment_elements = SEGMENT_WORDS / size.div_ceil(4);
         let mut sum = [0; KEYS];
         let (mut at, mut left) = (first, bytes);
         while !left.is_empty() {
-            let within = at % segment_elements;
-            let take = ((segment_elements - within) * size).min(left.len() as u64);
-            let (now, later) = left.split_at(take as usize);
-            let inner = self.segment((within * size.div_ceil(4)) as usize, now);
+            let within = at % SEGMENT_BYTES;
+            let (now, later) = left.split_at(left.len().min((SEGMENT_BYTES - within) as usize));
+            let inner = self.segment(within as usize, now);
             for key in 0..KEYS {
-                let weight = reduced(mixed(self.seeds[key], axis as u64, at / segment_elements).into());
+                let weight = reduced(mixed(self.seeds[key], axis as u64, at / SEGMENT_BYTES).into());
                 sum[key] = (sum[key] + times(weight, inner[key])) % PRIME;
             }
+            at += now.len() as u64;
             left = later;
-            at += take / size;
         }
         sum
     }
 
-    /// The sum over words from the `first` of a segment on, both keys in one pass.
+    /// The sum over bytes from byte `first` of a segment on. The first and last word may be parts of words.
     fn segment(&self, first: usize, bytes: &[u8]) -> [u64; KEYS] {
-        let weights = [&self.words[0][first..], &self.words[1][first..]];
-        match self.dtype.size() {
-            1 => narrow(bytes.iter().map(|&byte| u32::from(byte)), weights),
-            2 => narrow(bytes.as_chunks().0.iter().map(|word| u16::from_le_bytes(*word).into()), weights),
-            _ => wide(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)), weights),
+        let mut sums = [0u128; KEYS];
+        let (mut at, mut left) = (first, bytes);
+        if !at.is_multiple_of(4) {
+            let (now, later) = left.split_at(left.len().min(4 - at % 4));
+            self.add_part(at, now, &mut sums);
+            (at, left) = (at + now.len(), later);
+        }
+        let (words, rest) = left.as_chunks::<4>();
+        let weights = [&self.words[0][at / 4..][..words.len()], &self.words[1][at / 4..][..words.len()]];
+        for (word, (one, other)) in words.iter().zip(weights[0].iter().zip(weights[1])) {
+            let word = u64::from(u32::from_le_bytes(*word));
+            sums[0] += u128::from(word * u64::from(*one));
+            sums[1] += u128::from(word * u64::from(*other));
+        }
+        if !rest.is_empty() {
+            self.add_part(at + 4 * words.len(), rest, &mut sums);
+        }
+        sums.map(reduced)
+    }
+
+    /// Adds bytes of one word, from byte `at` of the segment on.
+    fn add_part(&self, at: usize, bytes: &[u8], sums: &mut [u128; KEYS]) {
+        let mut word = [0; 4];
+        word[at % 4..][..bytes.len()].copy_from_slice(bytes);
+        let word = u64::from(u32::from_le_bytes(word));
+        for (sum, weights) in sums.iter_mut().zip(&self.words) {
+            *sum += u128::from(word * u64::from(weights[at / 4]));
         }
     }
-}
-
-/// Words of 16 bits or less: a segment's products add up to less than 2^58.
-fn narrow(words: impl Iterator<Item = u32>, weights: [&[u32]; KEYS]) -> [u64; KEYS] {
-    let mut sums = [0u64; KEYS];
-    for ((word, one), other) in words.zip(weights[0]).zip(weights[1]) {
-        sums[0] += u64::from(word) * u64::from(*one);
-        sums[1] += u64::from(word) * u64::from(*other);
-    }
-    sums.map(|sum| reduced(sum.into()))
-}
-
-/// Words of 32 bits: the halves of the products are added up apart, each to less than 2^42.
-fn wide(words: impl Iterator<Item = u32>, weights: [&[u32]; KEYS]) -> [u64; KEYS] {
-    let (mut low, mut high) = ([0u64; KEYS], [0u64; KEYS]);
-    for ((word, one), other) in words.zip(weights[0]).zip(weights[1]) {
-        for (key, weight) in [*one, *other].into_iter().enumerate() {
-            let product = u64::from(word) * u64::from(weight);
-            low[key] += product & u64::from(u32::MAX);
-            high[key] += product >> 32;
-        }
-    }
-    std::array::from_fn(|key| reduced(u128::from(low[key]) + (u128::from(high[key]) << 32)))
 }
 
 /// A pseudo-random number of a key, an axis and a coordinate.
@@ -200,31 +198,28 @@ mod tests {
     use proptest::prelude::*;
     use reshard_layout::{coordinate, volume};
 
-    /// The same sum word by word, with the remainder of 128-bit numbers and no segments in a row.
+    /// The same sum byte by byte, with the remainder of 128-bit numbers and no segments in a row.
     fn slow(name: &str, shape: &[u64], dtype: DType, region: &Region, bytes: &[u8]) -> Fingerprint {
         let weights = Fingerprinter::new(name, shape, dtype);
         let prime = u128::from(PRIME);
-        let size = dtype.size() as usize;
+        let size = dtype.size();
         let last = shape.iter().rposition(|&extent| extent != 1).unwrap_or(0);
-        let word_bytes = size.min(4);
-        let words = (size / word_bytes) as u64;
         let sum = |key: usize| {
             let mut sum = 0u128;
-            for (local, element) in (0u64..).zip(bytes.chunks(size)) {
-                let at = coordinate(local, region.extent());
+            for (local, byte) in (0u64..).zip(bytes) {
+                let at = coordinate(local / size, region.extent());
                 let at: Vec<u64> = at.iter().zip(region.origin()).map(|(at, from)| at + from).collect();
-                for (number, word) in (0u64..).zip(element.chunks(word_bytes)) {
-                    let mut product = word.iter().rev().fold(0u128, |sum, &byte| sum << 8 | u128::from(byte));
-                    for axis in 0..last {
-                        let weight = mixed(weights.seeds[key], axis as u64, at[axis]);
-                        product = product * (u128::from(weight) % prime) % prime;
-                    }
-                    let flat = at.get(last).copied().unwrap_or(0) * words + number;
-                    let segment = mixed(weights.seeds[key], last as u64, flat / SEGMENT_WORDS);
-                    product = product * (u128::from(segment) % prime) % prime;
-                    let word = mixed(weights.seeds[key], u64::MAX, flat % SEGMENT_WORDS) >> 32;
-                    sum = (sum + product * u128::from(word)) % prime;
+                let in_row = at.get(last).copied().unwrap_or(0) * size + local % size;
+                let mut product = u128::from(*byte) << (8 * (in_row % 4));
+                for (axis, &at) in (0u64..).zip(&at[..last]) {
+                    let weight = mixed(weights.seeds[key], axis, at);
+                    product = product * (u128::from(weight) % prime) % prime;
                 }
+                let (word, segment) = (in_row / 4 % SEGMENT_WORDS, in_row / 4 / SEGMENT_WORDS);
+                let segment = mixed(weights.seeds[key], last as u64, segment);
+                product = product * (u128::from(segment) % prime) % prime;
+                let word = mixed(weights.seeds[key], u64::MAX, word) >> 32;
+                sum = (sum + product * u128::from(word)) % prime;
             }
             sum as u64
         };
