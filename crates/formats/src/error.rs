@@ -7,6 +7,8 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
+use crate::zero::ZeroFault;
+
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,6 +30,14 @@ pub enum FormatError {
         path: PathBuf,
         /// What was found.
         error: LayoutError,
+    },
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -57,6 +67,7 @@ impl FormatError {
         match self {
             Self::Io { .. } => None,
             Self::Layout { error, .. } => Some(error.kind()),
+            Self::Zero { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),
