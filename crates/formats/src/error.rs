@@ -8,6 +8,7 @@ use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
 use crate::zero::ZeroFault;
+use crate::torch::TorchFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,13 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong.
         fault: ZeroFault,
+    /// A torch file that cannot be read.
+    #[error("{}: {fault}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: TorchFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -68,6 +76,7 @@ impl FormatError {
             Self::Io { .. } => None,
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Zero { fault, .. } => Some(fault.kind()),
+            Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

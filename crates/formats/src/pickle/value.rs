@@ -14,6 +14,10 @@ impl<'a> Value<'a> {
         Self { pickle, id }
     }
 
+    pub(super) fn pickle(self) -> &'a Pickle {
+        self.pickle
+    }
+
     /// Its id: equal for what is one object.
     #[must_use]
     pub fn id(self) -> NodeId {
@@ -64,6 +68,12 @@ impl<'a> Value<'a> {
     #[must_use]
     pub fn as_str(self) -> Option<&'a str> {
         if let Node::Str(text) = self.node() { Some(text) } else { None }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn as_bytes(self) -> Option<&'a [u8]> {
+        if let Node::Bytes(bytes) = self.node() { Some(bytes) } else { None }
     }
 
     /// The result of a call.

@@ -1,1 +1,7 @@
 //! Integration tests of the checkpoint formats.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
+
+mod pickle;
+mod support;
+mod torch;
