@@ -8,6 +8,7 @@ use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
 use crate::safetensors::SafetensorsFault;
+use crate::zero::ZeroFault;
 use crate::torch::TorchFault;
 
 /// Why a checkpoint cannot be read, converted or written.
@@ -39,6 +40,13 @@ pub enum FormatError {
         path: PathBuf,
         /// What was found.
         fault: SafetensorsFault,
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
     /// A torch file that cannot be read.
     #[error("{}: {fault}", path.display())]
     Torch {
@@ -76,6 +84,7 @@ impl FormatError {
             Self::Io { .. } => None,
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Safetensors { fault, .. } => Some(fault.kind()),
+            Self::Zero { fault, .. } => Some(fault.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
