@@ -7,6 +7,9 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
+use crate::zero::ZeroFault;
+use crate::torch::TorchFault;
+
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,6 +31,21 @@ pub enum FormatError {
         path: PathBuf,
         /// What was found.
         error: LayoutError,
+    },
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
+    /// A torch file that cannot be read.
+    #[error("{}: {fault}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: TorchFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -57,6 +75,8 @@ impl FormatError {
         match self {
             Self::Io { .. } => None,
             Self::Layout { error, .. } => Some(error.kind()),
+            Self::Zero { fault, .. } => Some(fault.kind()),
+            Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

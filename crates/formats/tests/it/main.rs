@@ -4,3 +4,4 @@
 
 mod pickle;
 mod support;
+mod torch;
