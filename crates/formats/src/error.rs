@@ -10,6 +10,8 @@ use reshard_transport::TransportError;
 use crate::checkpoint::Format;
 use crate::kept::Kept;
 use crate::safetensors::SafetensorsFault;
+use crate::zero::ZeroFault;
+use crate::torch::TorchFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,20 @@ pub enum FormatError {
         path: PathBuf,
         /// What was found.
         fault: SafetensorsFault,
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
+    /// A torch file that cannot be read.
+    #[error("{}: {fault}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: TorchFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -143,6 +159,8 @@ impl FormatError {
             Self::TopologyUnsupported { .. } => Some(Kind::Unsupported),
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Safetensors { fault, .. } => Some(fault.kind()),
+            Self::Zero { fault, .. } => Some(fault.kind()),
+            Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

@@ -4,3 +4,5 @@
 
 mod pickle;
 mod support;
+mod torch;
+mod safetensors;
