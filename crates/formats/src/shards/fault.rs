@@ -140,6 +140,18 @@ pub enum ShardsFault {
         /// Its type.
         dtype: &'static str,
     },
+    /// A parameter of a type below a byte that is cut, or that does not take the bytes that it has.
+    #[error("{parameter}: {dtype} of shape {shape:?} is not the whole of a parameter of {found:?} bytes")]
+    PackedNotWhole {
+        /// The parameter.
+        parameter: String,
+        /// Its stored type.
+        dtype: String,
+        /// Its stored shape.
+        shape: Vec<u64>,
+        /// Its shape in the layout.
+        found: Vec<u64>,
+    },
     /// A type that safetensors files have not.
     #[error("{parameter}: safetensors has no type {dtype}")]
     UnknownType {

@@ -14,7 +14,7 @@ use reshard_layout::{Bytes, DType, Elements, LayoutBuilder, ParameterId, Rank};
 use super::fault::ShardsFault;
 use super::metadata::{Entry, RankLayout};
 use crate::files::{FileId, Span};
-use crate::safetensors::Tensor;
+use crate::safetensors::{StoredType, Tensor};
 
 /// What lies in the file of one rank.
 pub(super) struct RankFile {
@@ -64,6 +64,7 @@ impl Ranks {
             let (tensor, dtype) = (tensor.name.clone(), tensor.stored.name());
             return Err(ShardsFault::Packed { tensor, dtype });
         };
+        check_packed(&tensor.name, entry)?;
         let parameter = self.parameter(rank, &tensor.name, dtype, entry)?;
         let geometry = self.builder.geometry(entry.geometry(&tensor.name, &tensor.shape)?);
         let storage = self.builder.storage(Rank(rank), &tensor.name, tensor.length());
@@ -123,6 +124,18 @@ impl Ranks {
         let packed = |(name, first): (&String, &First)| Some((name.clone(), first.entry.packed.clone()?));
         self.parameters.iter().filter_map(packed).collect()
     }
+}
+
+/// A parameter of a type below a byte is held whole: a cut of its bytes may lie inside a group of elements.
+fn check_packed(parameter: &str, entry: &Entry) -> Result<(), ShardsFault> {
+    let Some((dtype, shape)) = &entry.packed else { return Ok(()) };
+    let bytes = StoredType::parse(dtype).and_then(|stored| stored.bytes(parameter, shape).ok());
+    let is_whole = entry.origin.is_none() && entry.boxes.is_none();
+    if is_whole && bytes.is_some_and(|bytes| entry.shape == [bytes]) {
+        return Ok(());
+    }
+    let (parameter, dtype, shape) = (parameter.to_owned(), dtype.clone(), shape.clone());
+    Err(ShardsFault::PackedNotWhole { parameter, dtype, shape, found: entry.shape.clone() })
 }
 
 fn described(dtype: DType, entry: &Entry) -> String {

@@ -1,5 +1,6 @@
 //! Files made by hand, and a tiny writer of planned files.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use reshard_formats::safetensors::{SafetensorsFault, open};
@@ -106,18 +107,18 @@ pub(crate) fn folder_with(files: &[(PathBuf, Vec<u8>)]) -> TempDir {
     folder_of(&files)
 }
 
-/// A file of the ground truth, or a small copy of it in the repository; says so where neither is there.
+/// A file of the ground truth, or the copy in the repository that some have; says so where the truth is absent.
 pub(crate) fn ground_truth(path: &str) -> Option<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shared = root.join("../../../shared/data").join(path);
-    let copy = root.join("tests/data").join(Path::new(path).file_name().unwrap());
-    let found = std::fs::read(&shared).or_else(|_| std::fs::read(copy)).ok();
-    if found.is_none() {
-        use std::io::Write as _;
-        let mut stderr = std::io::stderr();
-        writeln!(stderr, "ground truth {} is absent: NOT CHECKED", shared.display()).unwrap();
+    if let Ok(bytes) = std::fs::read(&shared) {
+        return Some(bytes);
     }
-    found
+    let copy = std::fs::read(root.join("tests/data").join(Path::new(path).file_name().unwrap())).ok();
+    let what = if copy.is_some() { "checked against the copy in tests/data" } else { "NOT CHECKED" };
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "ground truth {} is absent: {what}", shared.display()).unwrap();
+    copy
 }
 
 pub(crate) fn json(bytes: &[u8]) -> Value {

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use reshard_formats::FormatError;
 use reshard_formats::shards::{ShardSpec, ShardsFault, folder, open};
-use reshard_layout::{DType, Kind};
+use reshard_layout::{DType, Kind, Region, Shard};
 
 use super::support::{TOPOLOGY, fault_of, gathered, refusal, rows_of, two_files, whole};
 use crate::safetensors::support::{bytes_of, filled, folder_with, poisoned, weights};
@@ -83,7 +83,8 @@ fn zero_width_shards_are_absent_or_empty() {
     }
 }
 
-/// The type and shape in which a packed parameter was stored go along, and both ranks must say the same.
+/// The type and shape in which a packed parameter was stored go along, both ranks must say the same, and it is never
+/// cut: half of 6 bytes may be half of a group.
 #[test]
 fn d10_packed_parameters_keep_their_type_and_shape() {
     let packed = Some(("F4".to_owned(), vec![3, 4]));
@@ -95,8 +96,13 @@ fn d10_packed_parameters_keep_their_type_and_shape() {
     assert_eq!(checkpoint.facts.packed.get("w"), packed.as_ref());
     assert_eq!(bytes_of(&checkpoint, "w"), [0x21; 6]);
     let other = ShardSpec { packed: Some(("F6_E2M3".to_owned(), vec![8])), ..spec.clone() };
-    let refused = folder_refusal(&[vec![spec], vec![other]]);
+    let refused = folder_refusal(&[vec![spec.clone()], vec![other]]);
     assert!(matches!(refused, ShardsFault::ParameterDisagrees { first: 0, rank: 1, .. }), "{refused}");
+    let half = |origin| ShardSpec { shard: Shard::of_box(&[6], Region::new([origin], [3])), ..spec.clone() };
+    let cut = folder_refusal(&[vec![half(0)], vec![half(3)]]);
+    assert_eq!(cut.to_string(), "w: F4 of shape [3, 4] is not the whole of a parameter of [6] bytes");
+    let short = ShardSpec { packed: Some(("F4".to_owned(), vec![5])), ..spec.clone() };
+    assert!(matches!(folder_refusal(&[vec![short]]), ShardsFault::PackedNotWhole { .. }));
 }
 
 fn folder_refusal(ranks: &[Vec<ShardSpec>]) -> ShardsFault {
