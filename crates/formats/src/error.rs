@@ -10,6 +10,7 @@ use reshard_transport::TransportError;
 use crate::safetensors::SafetensorsFault;
 use crate::zero::ZeroFault;
 use crate::torch::TorchFault;
+use crate::shards::ShardsFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,14 @@ pub enum FormatError {
         /// What is wrong with it.
         fault: TorchFault,
     },
+    /// A safetensors file a rank.
+    #[error("{}: {fault}", path.display())]
+    Shards {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: ShardsFault,
+    },
     /// A topology or model config that does not fit.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
@@ -86,6 +95,7 @@ impl FormatError {
             Self::Safetensors { fault, .. } => Some(fault.kind()),
             Self::Zero { fault, .. } => Some(fault.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),
+            Self::Shards { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),
