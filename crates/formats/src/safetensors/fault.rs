@@ -241,7 +241,7 @@ impl SafetensorsFault {
 const SHOWN: usize = 10;
 
 /// The first few of a list.
-pub(super) fn shown(names: &[String]) -> String {
+pub(crate) fn shown(names: &[String]) -> String {
     let mut text = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     if names.len() > SHOWN {
         text.push_str(&format!(" and {} more", names.len() - SHOWN));

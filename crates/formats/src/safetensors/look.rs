@@ -52,12 +52,9 @@ impl Found {
         let invalid = |fault| FormatError::Safetensors { path: path.to_owned(), fault };
         let (root, folder) = (path.to_owned(), path.to_owned());
         let names = visible_names(path)?;
-        let ends_with = |ending: &str| {
-            let of_ending = |name: &&PathBuf| name.to_string_lossy().ends_with(ending);
-            names.iter().filter(of_ending).cloned().collect::<Vec<_>>()
-        };
         let is_there = |name: &str| names.iter().any(|known| known == Path::new(name));
-        let indexes = ends_with(INDEX_ENDING);
+        let is_index = |name: &&PathBuf| name.to_string_lossy().ends_with(INDEX_ENDING);
+        let indexes: Vec<&PathBuf> = names.iter().filter(is_index).collect();
         if is_there(INDEX) {
             return Self::indexed(root, folder, path.join(INDEX));
         }
@@ -68,10 +65,7 @@ impl Found {
             let indexes = indexes.iter().map(|name| name.to_string_lossy().into_owned()).collect();
             return Err(invalid(SafetensorsFault::SeveralIndexes { indexes }));
         }
-        let names = if is_there(SINGLE) { vec![PathBuf::from(SINGLE)] } else { ends_with(ENDING) };
-        if names.is_empty() {
-            return Err(invalid(SafetensorsFault::NoFiles));
-        }
+        let names = if is_there(SINGLE) { vec![PathBuf::from(SINGLE)] } else { tensor_files(path)? };
         Ok(Self { root, folder, names, index: None })
     }
 
@@ -83,8 +77,19 @@ impl Found {
     }
 }
 
+/// The `.safetensors` files of a folder, sorted by name.
+pub(crate) fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>, FormatError> {
+    let mut names = visible_names(folder)?;
+    names.retain(|name| name.to_string_lossy().ends_with(ENDING));
+    if names.is_empty() {
+        let fault = SafetensorsFault::NoFiles;
+        return Err(FormatError::Safetensors { path: folder.to_owned(), fault });
+    }
+    Ok(names)
+}
+
 /// The names in a folder, sorted, without hidden ones: unfinished downloads and what other systems leave.
-pub(crate) fn visible_names(folder: &Path) -> Result<Vec<PathBuf>, FormatError> {
+fn visible_names(folder: &Path) -> Result<Vec<PathBuf>, FormatError> {
     let failed = |cause| FormatError::io("list", folder, cause);
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {

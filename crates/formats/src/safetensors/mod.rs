@@ -11,7 +11,7 @@
 mod fault;
 mod header;
 mod index;
-mod json;
+pub(crate) mod json;
 mod look;
 mod open;
 mod stored;
@@ -23,3 +23,8 @@ pub use index::{Index, TEXT_BYTES_MAX};
 pub use open::open;
 pub use stored::StoredType;
 pub use write::{TensorSpec, folder};
+
+pub(crate) use fault::shown;
+pub(crate) use look::tensor_files;
+pub(crate) use open::{config_beside, tied};
+pub(crate) use write::file;

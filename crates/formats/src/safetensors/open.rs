@@ -5,7 +5,7 @@
 //!   model-2 | v |    config: tied, no lm_head.weight in a file    lm_head.weight = model.embed_tokens.weight
 //! ```
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use reshard_layout::{Bytes, Elements, Geometry, LayoutBuilder, LayoutError, ParameterId, Rank};
@@ -61,14 +61,8 @@ pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
             facts.packed.insert(name.clone(), (tensor.stored.name().to_owned(), tensor.shape.clone()));
         }
     }
-    let config = folder.join(CONFIG);
-    if config.is_file() {
-        facts.config = Some(config);
-    }
-    let tied = match &facts.config {
-        Some(config) => tied(config, &tensors)?,
-        None => None,
-    };
+    facts.config = config_beside(&folder);
+    let tied = tied(facts.config.as_deref(), |name| tensors.found.contains_key(name))?;
     let part = part(tensors.found.into_values(), tied)
         .map_err(|error| FormatError::Layout { path: root.clone(), error })?;
     let parts = IndexMap::from([(Kept::Weights, part)]);
@@ -165,8 +159,17 @@ impl Tensors {
     }
 }
 
+/// The model's config, if it lies in the folder.
+pub(crate) fn config_beside(folder: &Path) -> Option<PathBuf> {
+    Some(folder.join(CONFIG)).filter(|config| config.is_file())
+}
+
 /// The name of the embedding and that of the head, where the config ties them and the head is not there itself.
-fn tied(config: &Path, tensors: &Tensors) -> Result<Option<(&'static str, &'static str)>, FormatError> {
+pub(crate) fn tied(
+    config: Option<&Path>,
+    has: impl Fn(&str) -> bool,
+) -> Result<Option<(&'static str, &'static str)>, FormatError> {
+    let Some(config) = config else { return Ok(None) };
     let json: Value = serde_json::from_slice(&read_text(config)?).map_err(|cause| {
         FormatError::Safetensors { path: config.to_owned(), fault: SafetensorsFault::Json { cause } }
     })?;
@@ -175,6 +178,5 @@ fn tied(config: &Path, tensors: &Tensors) -> Result<Option<(&'static str, &'stat
     if is_tied != Some(true) {
         return Ok(None);
     }
-    let has = |name: &str| tensors.found.contains_key(name);
     Ok(TIED.into_iter().find(|(embedding, head)| has(embedding) && !has(head)))
 }

@@ -6,3 +6,4 @@ mod pickle;
 mod support;
 mod torch;
 mod safetensors;
+mod shards;

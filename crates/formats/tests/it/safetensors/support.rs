@@ -1,5 +1,6 @@
 //! Files made by hand, and a tiny writer of planned files.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use reshard_formats::safetensors::{SafetensorsFault, open};
@@ -70,20 +71,26 @@ pub(crate) fn names(checkpoint: &Checkpoint) -> Vec<&str> {
     weights(checkpoint).layout.parameters().map(|(_, parameter)| parameter.name.as_str()).collect()
 }
 
+/// The bytes of planned files: what is known, and poison elsewhere.
+pub(crate) fn poisoned(files: &[TargetFile]) -> Vec<(PathBuf, Vec<u8>)> {
+    let of_file = |file: &TargetFile| {
+        let mut bytes = vec![0xAA; file.length as usize];
+        for known in &file.known {
+            let at = known.offset as usize;
+            bytes[at..at + known.bytes.len()].copy_from_slice(&known.bytes);
+        }
+        (file.path.clone(), bytes)
+    };
+    files.iter().map(of_file).collect()
+}
+
 /// The bytes of planned files: what is known, and for each storage what `contents` says. Poison elsewhere.
 pub(crate) fn filled(
     files: &[TargetFile],
     part: &Part,
     contents: impl Fn(&str) -> Vec<u8>,
 ) -> Vec<(PathBuf, Vec<u8>)> {
-    let mut filled: Vec<_> =
-        files.iter().map(|file| (file.path.clone(), vec![0xAA; file.length as usize])).collect();
-    for (file, (_, bytes)) in files.iter().zip(&mut filled) {
-        for known in &file.known {
-            let at = known.offset as usize;
-            bytes[at..at + known.bytes.len()].copy_from_slice(&known.bytes);
-        }
-    }
+    let mut filled = poisoned(files);
     for (storage, span) in part.layout.places().storages.iter().zip(&part.spans) {
         let at = span.offset.0 as usize;
         let data = contents(&storage.name);
@@ -100,17 +107,18 @@ pub(crate) fn folder_with(files: &[(PathBuf, Vec<u8>)]) -> TempDir {
     folder_of(&files)
 }
 
-/// A file of the ground truth, or a small copy of it in the repository; says so where neither is there.
+/// A file of the ground truth, or the copy in the repository that some have; says so where the truth is absent.
 pub(crate) fn ground_truth(path: &str) -> Option<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shared = root.join("../../../shared/data").join(path);
-    let copy = root.join("tests/data").join(Path::new(path).file_name().unwrap());
-    let found = std::fs::read(&shared).or_else(|_| std::fs::read(copy)).ok();
-    if found.is_none() {
-        use std::io::Write as _;
-        writeln!(std::io::stderr(), "ground truth {} is absent: NOT CHECKED", shared.display()).unwrap();
+    if let Ok(bytes) = std::fs::read(&shared) {
+        return Some(bytes);
     }
-    found
+    let copy = std::fs::read(root.join("tests/data").join(Path::new(path).file_name().unwrap())).ok();
+    let what = if copy.is_some() { "checked against the copy in tests/data" } else { "NOT CHECKED" };
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "ground truth {} is absent: {what}", shared.display()).unwrap();
+    copy
 }
 
 pub(crate) fn json(bytes: &[u8]) -> Value {
