@@ -7,15 +7,16 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::{FillError, TransportError};
 
-use crate::replicas::ReplicaFault;
-use crate::write::WriteFault;
-
 use crate::checkpoint::Format;
 use crate::kept::Kept;
 use crate::safetensors::SafetensorsFault;
-use crate::zero::ZeroFault;
-use crate::torch::TorchFault;
 use crate::shards::ShardsFault;
+use crate::torch::TorchFault;
+use crate::zero::ZeroFault;
+use crate::zero::write::WriteFault as ZeroWriteFault;
+use crate::universal::UniversalFault;
+use crate::write::WriteFault;
+use crate::replicas::ReplicaFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -44,16 +45,18 @@ pub enum FormatError {
     Safetensors {
         /// The file or folder.
         path: PathBuf,
-        /// What was found.
+        /// What is wrong with it.
         fault: SafetensorsFault,
-    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    },
+    /// Files of which each belongs to a rank.
     #[error("{}: {fault}", path.display())]
-    Zero {
+    Shards {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong.
-        fault: ZeroFault,
-    /// A torch file that cannot be read.
+        /// What is wrong with it.
+        fault: ShardsFault,
+    },
+    /// A torch file.
     #[error("{}: {fault}", path.display())]
     Torch {
         /// The file.
@@ -61,13 +64,45 @@ pub enum FormatError {
         /// What is wrong with it.
         fault: TorchFault,
     },
-    /// A safetensors file a rank.
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
     #[error("{}: {fault}", path.display())]
-    Shards {
+    Zero {
         /// The file or folder.
         path: PathBuf,
-        /// What was found.
-        fault: ShardsFault,
+        /// What is wrong with it.
+        fault: ZeroFault,
+    },
+    /// A ZeRO checkpoint that cannot be written.
+    #[error("{}: {fault}", path.display())]
+    ZeroWrite {
+        /// The source, or a file of it.
+        path: PathBuf,
+        /// Why not.
+        fault: ZeroWriteFault,
+    },
+    /// A Universal checkpoint that cannot be read or written.
+    #[error("{}: {fault}", path.display())]
+    Universal {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: UniversalFault,
+    },
+    /// An output that cannot be written.
+    #[error("{}: {fault}", path.display())]
+    Write {
+        /// The output.
+        path: PathBuf,
+        /// Why not.
+        fault: WriteFault,
+    },
+    /// Copies of one tensor that differ.
+    #[error("{}: {fault}", path.display())]
+    Replicas {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs where.
+        fault: ReplicaFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -152,22 +187,6 @@ pub enum FormatError {
     /// A window that cannot be filled.
     #[error(transparent)]
     Fill(FillError),
-    /// An output that cannot be written.
-    #[error("{}: {fault}", path.display())]
-    Write {
-        /// The output.
-        path: PathBuf,
-        /// Why not.
-        fault: WriteFault,
-    },
-    /// Files that should hold the same and do not.
-    #[error("{}: {fault}", path.display())]
-    Replicas {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What differs where.
-        fault: ReplicaFault,
-    },
 }
 
 impl From<FillError> for FormatError {
@@ -203,9 +222,13 @@ impl FormatError {
             Self::TopologyUnsupported { .. } => Some(Kind::Unsupported),
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Safetensors { fault, .. } => Some(fault.kind()),
-            Self::Zero { fault, .. } => Some(fault.kind()),
-            Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Shards { fault, .. } => Some(fault.kind()),
+            Self::Torch { fault, .. } => Some(fault.kind()),
+            Self::Zero { fault, .. } => Some(fault.kind()),
+            Self::ZeroWrite { fault, .. } => Some(fault.kind()),
+            Self::Universal { fault, .. } => Some(fault.kind()),
+            Self::Write { fault, .. } => fault.kind(),
+            Self::Replicas { .. } => Some(Kind::Invalid),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),
@@ -215,8 +238,6 @@ impl FormatError {
             Self::Verify(_) | Self::Transport(_) => Some(Kind::Invalid),
             Self::Fill(FillError::SourceUnreadable { .. }) => None,
             Self::Fill(_) => Some(Kind::Invalid),
-            Self::Write { fault, .. } => fault.kind(),
-            Self::Replicas { .. } => Some(Kind::Invalid),
         }
     }
 }

@@ -7,7 +7,7 @@
 //!   .metadata                            DCP
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, Format};
 use crate::error::FormatError;
@@ -76,16 +76,8 @@ fn format(path: &Path) -> Result<Format, FormatError> {
     }
     match Names::of(path)?.formats(path).as_slice() {
         [] => Err(FormatError::NotACheckpoint { path: path.to_owned() }),
-        [Format::HuggingFace] if shards::holds_shards(path)? => Ok(Format::Shards),
+        [Format::HuggingFace] if shards::recognise(path)? => Ok(Format::Shards),
         [format] => Ok(*format),
         several => Err(FormatError::Ambiguous { path: path.to_owned(), found: several.to_vec() }),
     }
-}
-
-/// The folder that a text such as `latest` names, beside it. `None` if the text is no plain name: one that climbs,
-/// is absolute, or has several parts.
-pub(crate) fn named_folder(folder: &Path, name: &str) -> Option<PathBuf> {
-    let mut parts = Path::new(name).components();
-    let (Some(std::path::Component::Normal(part)), None) = (parts.next(), parts.next()) else { return None };
-    Some(folder.join(part))
 }

@@ -166,8 +166,7 @@ fn ranks(
                 None if source.facts.buffers.contains(&tensor.name) => whole(&tensor.shape),
                 None => return Err(tensor.unknown(source)),
             };
-            let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
-            specs.push(ShardSpec { parameter: tensor.name.clone(), shape, dtype, shard });
+            specs.push(tensor.to_shard(shard));
         }
         Ok(specs)
     };

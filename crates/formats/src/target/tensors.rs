@@ -6,13 +6,14 @@
 //!                                                                              f16        w f16,  step i64
 //! ```
 
-use reshard_layout::DType;
+use reshard_layout::{DType, Shard};
 
 use super::{Selection, Tied};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::error::FormatError;
 use crate::kept::Kept;
 use crate::safetensors::TensorSpec;
+use crate::shards::ShardSpec;
 
 /// The types that are cast on request.
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
@@ -31,6 +32,11 @@ impl Selected {
     pub(super) fn to_tensor(&self) -> TensorSpec {
         let Self { name, shape, dtype, packed } = self.clone();
         TensorSpec { name, shape, dtype, packed }
+    }
+
+    pub(super) fn to_shard(&self, shard: Shard) -> ShardSpec {
+        let Self { name: parameter, shape, dtype, packed } = self.clone();
+        ShardSpec { parameter, shape, dtype, shard, packed }
     }
 
     pub(super) fn other_shape(&self, source: &Checkpoint, expected: &[u64]) -> FormatError {

@@ -154,9 +154,8 @@ impl Folder {
             frozen: of_role(Role::Frozen),
             buffers: of_role(Role::Buffer),
             model_dtypes: self.catalogue.tensors.iter().filter_map(dtype).collect(),
-            config: None,
             metadata,
-            packed: IndexMap::new(),
+            ..Facts::default()
         }
     }
 }
