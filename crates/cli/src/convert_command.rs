@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use reshard_formats::universal::{ForStage, UniversalOptions};
-use reshard_formats::{Checkpoint, Conversion, Kept, Replicas, Selection, Summary, Target, Tied, WriteOptions};
+use reshard_formats::{
+    Checkpoint, Conversion, Kept, PartSummary, Replicas, Selection, Summary, Target, Tied, WriteOptions,
+};
 use reshard_layout::{Bytes, DType};
 use reshard_parallel::topology::Topology;
 use serde::Serialize;
@@ -154,9 +156,9 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<String, CliError> {
         to: arguments.to.name(),
         output: arguments.output.clone(),
         written: !arguments.dry_run,
-        files: summary.files,
-        tensors: summary.kept.iter().map(|kept| kept.tensors).sum(),
-        bytes: Moved { read: summary.bytes_read, written: summary.bytes_written },
+        files: summary.files as u64,
+        tensors: summary.parts.values().map(|part| part.parameters as u64).sum(),
+        bytes: Moved { read: summary.bytes_read(), written: summary.bytes_written },
         seconds: 0.0,
         kept: kept(&summary),
     };
@@ -224,17 +226,16 @@ fn topology(arguments: &ConvertArguments) -> Result<Topology, CliError> {
         message: format!("--to {} needs --layout", arguments.to.name()),
         hint: Some("--layout takes a topology, such as autotp:tp=4".to_owned()),
     })?;
-    Topology::parse(text)
-        .map_err(|error| CliError::Parallel { context: format!("--layout {text}"), error })
+    Topology::parse(text).map_err(|error| CliError::Parallel { context: format!("--layout {text}"), error })
 }
 
 fn kept(summary: &Summary) -> Vec<KeptOutput> {
-    let output = |kept: &reshard_formats::KeptSummary| KeptOutput {
-        name: kept.kept.name().to_owned(),
-        tensors: kept.tensors,
-        bytes: kept.bytes_written,
+    let output = |(kept, part): (&Kept, &PartSummary)| KeptOutput {
+        name: kept.name().to_owned(),
+        tensors: part.parameters as u64,
+        bytes: part.bytes_written,
     };
-    summary.kept.iter().map(output).collect()
+    summary.parts.iter().map(output).collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate, shown with two decimals")]

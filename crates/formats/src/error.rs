@@ -9,14 +9,14 @@ use reshard_transport::{FillError, TransportError};
 
 use crate::checkpoint::Format;
 use crate::kept::Kept;
+use crate::replicas::ReplicaFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
 use crate::torch::TorchFault;
-use crate::zero::ZeroFault;
-use crate::zero::write::WriteFault as ZeroWriteFault;
 use crate::universal::UniversalFault;
 use crate::write::WriteFault;
-use crate::replicas::ReplicaFault;
+use crate::zero::ZeroFault;
+use crate::zero::write::WriteFault as ZeroWriteFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -214,7 +214,9 @@ impl FormatError {
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         match self {
-            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => None,
+            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => {
+                None
+            }
             Self::NotACheckpoint { .. }
             | Self::ParameterMissing { .. }
             | Self::ParameterUnknown { .. }

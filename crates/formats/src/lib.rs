@@ -34,8 +34,8 @@ pub use error::FormatError;
 pub use files::{FileId, Files, Span};
 pub use kept::Kept;
 pub use output::{Checksum, Known, Output, TargetFile};
-pub use target::{Selection, Target, Tied};
 pub use replicas::ReplicaFault;
+pub use target::{Selection, Target, Tied};
 pub use write::{
     Filling, OutputFolder, Progress, Replicas, Report, Silent, WriteFault, WriteOptions, write_files,
 };

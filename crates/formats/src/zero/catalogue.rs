@@ -121,7 +121,8 @@ fn joined(
 /// Every name, in the first module's order; what only other ranks or records know comes last.
 fn names(models: &[ModelStates]) -> IndexSet<&str> {
     let modules = models.iter().flat_map(|model| model.module.keys());
-    let trained = models.iter().flat_map(|model| model.parameter_shapes.iter().flatten().flat_map(IndexMap::keys));
+    let trained =
+        models.iter().flat_map(|model| model.parameter_shapes.iter().flatten().flat_map(IndexMap::keys));
     let frozen = models.iter().flat_map(|model| model.frozen.keys());
     modules.chain(trained).chain(frozen).map(String::as_str).collect()
 }
@@ -141,7 +142,9 @@ fn shape(
     let recorded = trained.or_else(|| model.frozen.get(name).map(|frozen| &frozen.shape));
     let held = model.module.get(name).map(|tensor| &tensor.shape);
     match (recorded, held) {
-        (Some(recorded), Some(held)) if !sliced && recorded != held => Err(format!("recorded as {recorded:?}")),
+        (Some(recorded), Some(held)) if !sliced && recorded != held => {
+            Err(format!("recorded as {recorded:?}"))
+        }
         (Some(recorded), _) => Ok(Some(recorded.clone())),
         (None, Some(held)) if sliced && held == &[0] => Ok(None),
         (None, held) => Ok(held.cloned()),

@@ -66,20 +66,38 @@ impl Folder {
         }
         let reading = Reading { path: &path, files: &files, partitioned: survey.partitioned };
         let (models, others) = reading.models(&model_files)?;
-        let optimizer = optimizer_files.iter().map(|(at, file)| Ok((*at, OptimizerStates::open(&files, *file)?)));
+        let optimizer =
+            optimizer_files.iter().map(|(at, file)| Ok((*at, OptimizerStates::open(&files, *file)?)));
         let optimizer: BTreeMap<_, _> = optimizer.collect::<Result<_, FormatError>>()?;
         let stage = reading.stage(&models, &optimizer)?;
         let tensor_ranks = models.len() as u64;
         let data_ranks = reading.data_ranks(&models, &optimizer, tensor_ranks)?;
-        reading.count("model", &model_files, if survey.partitioned { data_ranks } else { 1 }, tensor_ranks)?;
+        reading.count(
+            "model",
+            &model_files,
+            if survey.partitioned { data_ranks } else { 1 },
+            tensor_ranks,
+        )?;
         let catalogue = catalogue(&files, &models, models[0].universal.as_ref(), stage == 3)?;
-        let sharing = Sharing { files: &files, models: &models, catalogue: &catalogue, data_ranks, tensor_ranks };
+        let sharing =
+            Sharing { files: &files, models: &models, catalogue: &catalogue, data_ranks, tensor_ranks };
         let frozen = if stage == 3 { sharing.frozen(&model_files, others)? } else { BTreeMap::new() };
         let optimizer = sharing.optimizer(stage, optimizer)?;
         let narrow = |ranks: u64| u32::try_from(ranks).unwrap_or(u32::MAX);
         let (data_ranks, tensor_ranks) = (narrow(data_ranks), narrow(tensor_ranks));
         let unknown = survey.unknown;
-        Ok(Self { path, files, stage, data_ranks, tensor_ranks, models, catalogue, optimizer, frozen, unknown })
+        Ok(Self {
+            path,
+            files,
+            stage,
+            data_ranks,
+            tensor_ranks,
+            models,
+            catalogue,
+            optimizer,
+            frozen,
+            unknown,
+        })
     }
 
     /// The number of a rank in the layouts.
@@ -117,7 +135,15 @@ impl Reading<'_> {
             }
             let Some(first) = models.get(position.tensor as usize) else {
                 let ranks = models.len() as u64;
-                return Err(self.odd("model", ranks, model_files.len() as u64, 1, ranks, *position, "too much"));
+                return Err(self.odd(
+                    "model",
+                    ranks,
+                    model_files.len() as u64,
+                    1,
+                    ranks,
+                    *position,
+                    "too much",
+                ));
             };
             self.same_step(first, &model)?;
             if first.parameter_shapes != model.parameter_shapes {
@@ -135,8 +161,13 @@ impl Reading<'_> {
     }
 
     /// The files of data-parallel rank 0 are as many as the first one says that there are tensor-parallel ranks.
-    fn tensor_ranks(&self, model: &ModelStates, files: &BTreeMap<Position, FileId>) -> Result<(), FormatError> {
-        let of_rank_0: BTreeMap<_, _> = files.iter().filter(|(at, _)| at.data == 0).map(|(at, id)| (*at, *id)).collect();
+    fn tensor_ranks(
+        &self,
+        model: &ModelStates,
+        files: &BTreeMap<Position, FileId>,
+    ) -> Result<(), FormatError> {
+        let of_rank_0: BTreeMap<_, _> =
+            files.iter().filter(|(at, _)| at.data == 0).map(|(at, id)| (*at, *id)).collect();
         let expected = model.ranks.tensor.unwrap_or(of_rank_0.len() as u64);
         self.count("model", &of_rank_0, 1, expected)
     }
@@ -216,9 +247,8 @@ impl Reading<'_> {
     ) -> Result<(), FormatError> {
         let found = files.len() as u64;
         let expected = data_ranks.saturating_mul(tensor_ranks);
-        let too_much = files.keys().find(|at| {
-            u64::from(at.data) >= data_ranks || u64::from(at.tensor) >= tensor_ranks
-        });
+        let too_much =
+            files.keys().find(|at| u64::from(at.data) >= data_ranks || u64::from(at.tensor) >= tensor_ranks);
         if let Some(position) = too_much {
             return Err(self.odd(kind, expected, found, data_ranks, tensor_ranks, *position, "too much"));
         }
@@ -227,7 +257,9 @@ impl Reading<'_> {
         }
         // All files that are there belong, so one of the first `found + 1` ranks has none.
         let all = (0..=FILES_MAX as u64).map(|at| (at / tensor_ranks.max(1), at % tensor_ranks.max(1)));
-        let narrow = |(data, tensor)| Some(Position { data: u32::try_from(data).ok()?, tensor: u32::try_from(tensor).ok()? });
+        let narrow = |(data, tensor)| {
+            Some(Position { data: u32::try_from(data).ok()?, tensor: u32::try_from(tensor).ok()? })
+        };
         let missing = all.filter_map(narrow).find(|at| !files.contains_key(at));
         let missing = missing.unwrap_or(Position { data: 0, tensor: 0 });
         Err(self.odd(kind, expected, found, data_ranks, tensor_ranks, missing, "missing"))
@@ -251,4 +283,3 @@ impl Reading<'_> {
         ZeroFault::FileCount { kind, expected, found, tensor_ranks, data_ranks, odd }.at(self.path)
     }
 }
-

@@ -145,7 +145,9 @@ fn module(torch: &TorchFile, root: &Field<'_>) -> Result<Module, ReadError> {
 
 fn frozen(torch: &TorchFile, root: &Field<'_>) -> Result<IndexMap<String, FrozenParameter>, ReadError> {
     let mut frozen = IndexMap::new();
-    for (name, shape) in root.find("frozen_param_shapes")?.map_or(Ok(Vec::new()), |shapes| shapes.entries())? {
+    for (name, shape) in
+        root.find("frozen_param_shapes")?.map_or(Ok(Vec::new()), |shapes| shapes.entries())?
+    {
         frozen.insert(name, FrozenParameter { shape: shape.shape()?, fragment: None });
     }
     for (name, field) in root.find("frozen_param_fragments")?.map_or(Ok(Vec::new()), |all| all.entries())? {
@@ -201,7 +203,8 @@ impl Told {
             global_steps: number("global_steps")?,
             version: root.find("ds_version")?.map(|version| Ok(version.text()?.to_owned())).transpose()?,
             stage: asked("stage")?.map(|stage| stage.number()).transpose()?,
-            round_robin: asked("round_robin_gradients")?.and_then(|asked| asked.value().as_bool()) == Some(true),
+            round_robin: asked("round_robin_gradients")?.and_then(|asked| asked.value().as_bool())
+                == Some(true),
         })
     }
 }

@@ -13,7 +13,9 @@ use std::ops::Range;
 
 use indexmap::IndexMap;
 use reshard_layout::{DType, Elements, volume};
-use reshard_parallel::zero::{FlatGroup, FlatRules, Fragment, PartitionOver, SliceShard, round_robin, sub_groups};
+use reshard_parallel::zero::{
+    FlatGroup, FlatRules, Fragment, PartitionOver, SliceShard, round_robin, sub_groups,
+};
 
 use super::fault::ZeroFault;
 use super::field::ELEMENTS_MAX;
@@ -236,7 +238,9 @@ pub(super) fn partitioned_over(
             data_ranks: ranks.data.get(),
             world: ranks.world.get(),
         }),
-        _ if ranks.data == ranks.world || !one.whole || !built_sliced || only_data => Ok(PartitionOver::DataParallel),
+        _ if ranks.data == ranks.world || !one.whole || !built_sliced || only_data => {
+            Ok(PartitionOver::DataParallel)
+        }
         // With one element a parameter only the first rank holds any, whoever shares it.
         _ if only_world || one.numels.iter().all(|numel| *numel < 2) => Ok(PartitionOver::World),
         _ => Err(ZeroFault::TwoPartitionCounts {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
 mod pickle;
-mod support;
-mod torch;
 mod safetensors;
 mod shards;
+mod support;
+mod torch;
