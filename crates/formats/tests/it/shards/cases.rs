@@ -112,6 +112,36 @@ fn folder_refusal(ranks: &[Vec<ShardSpec>]) -> ShardsFault {
     }
 }
 
+/// A weight (4, 96) in groups of 32 columns has scales (4, 3). Cut by columns on three ranks, each file has the
+/// scales of its own group, (4, 1): they are cut like any parameter, and never taken for replicated.
+#[test]
+fn d03_scales_are_cut_where_their_weight_is() {
+    let columns = |name: &str, width: u64, rank: u64| {
+        let shape = [4, 3 * width];
+        let shard = Shard::of_box(&shape, Region::new([0, width * rank], [4, width]));
+        ShardSpec { shard, ..whole(name, &shape) }
+    };
+    let of_rank = |rank| vec![columns("w", 32, rank), columns("scale", 1, rank)];
+    let (files, _) = folder(&[of_rank(0), of_rank(1), of_rank(2)], "tp=3", &IndexMap::new()).unwrap();
+    let mut written = poisoned(&files);
+    for (rank, (_, file)) in written.iter_mut().enumerate() {
+        let scales: Vec<u32> = (0..4).map(|row| 3 * row + rank as u32).collect();
+        let copy = file.clone();
+        let read = safetensors::SafeTensors::deserialize(&copy).unwrap();
+        let scale = read.tensor("scale").unwrap();
+        assert_eq!(
+            (scale.shape(), read.tensor("w").unwrap().shape()),
+            ([4, 1].as_slice(), [4, 32].as_slice())
+        );
+        let at = scale.data().as_ptr() as usize - copy.as_ptr() as usize;
+        file[at..at + 16].copy_from_slice(&super::support::bytes(&scales));
+    }
+    let folder = folder_with(&written);
+    let expected: Vec<_> = (0..3u32).flat_map(|rank| (0..4).map(move |row| (rank, 3 * row + rank))).collect();
+    let expected: Vec<_> = expected.into_iter().map(|(rank, at)| (rank, u64::from(at), at)).collect();
+    assert_eq!(gathered(&open(folder.path()).unwrap(), "scale"), expected);
+}
+
 #[test]
 fn n02_tied_weights_have_both_names() {
     let specs = [vec![whole("model.embed_tokens.weight", &[2])]];
