@@ -64,6 +64,14 @@ pub enum FormatError {
         /// What is wrong with it.
         fault: TorchFault,
     },
+    /// A safetensors file, folder or index.
+    #[error("{}: {fault}", path.display())]
+    Safetensors {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: SafetensorsFault,
+    },
     /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
     #[error("{}: {fault}", path.display())]
     Zero {

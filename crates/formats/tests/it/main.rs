@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
+mod hostile;
 mod pickle;
 mod safetensors;
 mod shards;
