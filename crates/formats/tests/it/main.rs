@@ -1,1 +1,5 @@
 //! Integration tests of the checkpoint formats.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
+
+mod engine;
