@@ -9,6 +9,7 @@
 //! No whole model is ever in memory, no code in a pickle is ever run, and an output is there whole or not at all.
 
 pub mod checkpoint;
+mod compare;
 mod convert;
 mod counted;
 pub mod dcp;
@@ -29,6 +30,7 @@ pub mod write;
 pub mod zero;
 
 pub use checkpoint::{Checkpoint, Facts, Format, Part, PartReader};
+pub use compare::{CompareOptions, Comparison, Difference, Held, comparable_bytes, compare};
 pub use convert::{Conversion, PartSummary, Summary};
 pub use error::FormatError;
 pub use files::{FileId, Files, Span};

@@ -28,7 +28,8 @@ pub struct OutputFolder {
     target: PathBuf,
     parent: PathBuf,
     partial: PathBuf,
-    lock: Lock,
+    /// Dropped, and with it unlocked, after the partial folder is removed.
+    _lock: Lock,
     replaces: bool,
 }
 
@@ -46,7 +47,7 @@ impl OutputFolder {
         let replaces = is_replaced(&target, &parent, force)?;
         let partial = parent.join(hidden(&name, "partial"));
         remove_all(&partial)?;
-        let folder = Self { target, parent, partial, lock, replaces };
+        let folder = Self { target, parent, partial, _lock: lock, replaces };
         folder.make(&folder.partial)?;
         if replaces {
             folder.probe_exchange()?;
@@ -120,7 +121,6 @@ impl Drop for OutputFolder {
     fn drop(&mut self) {
         // What cannot be removed now is removed by the next run.
         let _ = remove_all(&self.partial);
-        self.lock.release();
     }
 }
 
@@ -197,7 +197,7 @@ pub(super) fn sync_path(path: &Path) -> Result<(), FormatError> {
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
-    file: File,
+    _file: File,
 }
 
 /// Attempts at a lock file that its last holder removes just then.
@@ -217,7 +217,7 @@ impl Lock {
             let held = file.metadata().map_err(io)?;
             match fs::metadata(path) {
                 Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => {
-                    return Ok(Self { path: path.to_owned(), file });
+                    return Ok(Self { path: path.to_owned(), _file: file });
                 }
                 Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(io(cause)),
                 _ => {}
@@ -225,10 +225,11 @@ impl Lock {
         }
         Err(fault(target, WriteFault::Busy))
     }
+}
 
-    /// Removes the name while the lock is held, so that nobody's lock is taken away.
-    fn release(&self) {
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The name goes while the lock is held, so that nobody's lock is taken away; closing the file unlocks it.
         let _ = fs::remove_file(&self.path);
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }

@@ -139,7 +139,7 @@ impl<'a> Sheet<'a> {
             at = range.end;
         }
         let mut data: Vec<&Range<u64>> = self.file.checksums.iter().map(|checksum| &checksum.data).collect();
-        data.sort_by_key(|range| range.start);
+        data.sort_by_key(|range| (range.start, range.end));
         let mut at = 0;
         for range in &data {
             if range.start < at || range.end > self.file.length || range.end < range.start {

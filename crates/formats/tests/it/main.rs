@@ -8,3 +8,4 @@ mod safetensors;
 mod shards;
 mod support;
 mod torch;
+mod engine;
