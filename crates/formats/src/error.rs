@@ -7,8 +7,8 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
-use crate::zero::ZeroFault;
 use crate::torch::TorchFault;
+use crate::zero::ZeroFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -32,13 +32,6 @@ pub enum FormatError {
         /// What was found.
         error: LayoutError,
     },
-    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
-    #[error("{}: {fault}", path.display())]
-    Zero {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong.
-        fault: ZeroFault,
     /// A torch file that cannot be read.
     #[error("{}: {fault}", path.display())]
     Torch {
@@ -59,6 +52,14 @@ pub enum FormatError {
     /// A plan that cannot be carried out.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
+    },
 }
 
 impl FormatError {

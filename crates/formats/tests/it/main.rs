@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
 mod pickle;
+mod rebuilt;
 mod support;
 mod torch;
+mod zero;
