@@ -8,6 +8,8 @@ use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
 use crate::torch::TorchFault;
+use crate::safetensors::SafetensorsFault;
+use crate::shards::ShardsFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +40,21 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    /// A safetensors file, folder or index.
+    #[error("{}: {fault}", path.display())]
+    Safetensors {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: SafetensorsFault,
+    },
+    /// A safetensors file a rank.
+    #[error("{}: {fault}", path.display())]
+    Shards {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: ShardsFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -68,6 +85,8 @@ impl FormatError {
             Self::Io { .. } => None,
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),
+            Self::Safetensors { fault, .. } => Some(fault.kind()),
+            Self::Shards { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

@@ -6,3 +6,5 @@ mod hostile;
 mod pickle;
 mod support;
 mod torch;
+mod safetensors;
+mod shards;
