@@ -9,6 +9,8 @@ use reshard_transport::TransportError;
 
 use crate::torch::TorchFault;
 use crate::zero::ZeroFault;
+use crate::safetensors::SafetensorsFault;
+use crate::shards::ShardsFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,21 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    /// A safetensors file, folder or index.
+    #[error("{}: {fault}", path.display())]
+    Safetensors {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: SafetensorsFault,
+    },
+    /// A safetensors file a rank.
+    #[error("{}: {fault}", path.display())]
+    Shards {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: ShardsFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -78,6 +95,8 @@ impl FormatError {
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Zero { fault, .. } => Some(fault.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),
+            Self::Safetensors { fault, .. } => Some(fault.kind()),
+            Self::Shards { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

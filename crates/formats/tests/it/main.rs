@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
+mod hostile;
 mod pickle;
 mod rebuilt;
 mod support;
 mod torch;
 mod zero;
+mod safetensors;
+mod shards;
