@@ -9,14 +9,14 @@ use reshard_transport::{FillError, TransportError};
 
 use crate::checkpoint::Format;
 use crate::kept::Kept;
-use crate::replicas::ReplicaFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
 use crate::torch::TorchFault;
-use crate::universal::UniversalFault;
-use crate::write::WriteFault;
 use crate::zero::ZeroFault;
 use crate::zero::write::WriteFault as ZeroWriteFault;
+use crate::universal::UniversalFault;
+use crate::write::WriteFault;
+use crate::replicas::ReplicaFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -63,14 +63,6 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
-    },
-    /// A safetensors file, folder or index.
-    #[error("{}: {fault}", path.display())]
-    Safetensors {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was found.
-        fault: SafetensorsFault,
     },
     /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
     #[error("{}: {fault}", path.display())]
@@ -222,9 +214,7 @@ impl FormatError {
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         match self {
-            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => {
-                None
-            }
+            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => None,
             Self::NotACheckpoint { .. }
             | Self::ParameterMissing { .. }
             | Self::ParameterUnknown { .. }

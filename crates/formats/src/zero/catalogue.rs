@@ -155,11 +155,7 @@ fn shape(
 /// DeepSpeed compares addresses, which are equal for all tensors without elements.
 fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)> {
     if sliced {
-        let own = trained_shapes(model);
-        let is_second = |(name, _): &&(String, String)| {
-            !own.contains_key(name.as_str()) && !model.frozen.contains_key(name.as_str())
-        };
-        return model.shared.iter().filter(is_second).cloned().collect();
+        return aliases_of_placeholders(model);
     }
     let mut views = HashMap::new();
     let mut aliases = Vec::new();
@@ -176,4 +172,24 @@ fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)> {
         }
     }
     aliases
+}
+
+/// At stage 3 the record names tied parameters, but not the parameters of a module that has two names: DeepSpeed walks
+/// each module once. Their placeholders are one empty storage, and that of no other parameter.
+fn aliases_of_placeholders(model: &ModelStates) -> Vec<(String, String)> {
+    let trained = trained_shapes(model);
+    let is_first = |name: &str| trained.contains_key(name) || model.frozen.contains_key(name);
+    let mut aliases: IndexMap<String, String> =
+        model.shared.iter().filter(|(name, _)| !is_first(name)).cloned().collect();
+    let mut firsts: HashMap<&str, Vec<&String>> = HashMap::new();
+    for (name, tensor) in model.module.iter().filter(|(name, _)| is_first(name)) {
+        firsts.entry(&tensor.key).or_default().push(name);
+    }
+    for (name, tensor) in &model.module {
+        let is_second = tensor.shape == [0] && !is_first(name) && !aliases.contains_key(name);
+        if let Some([first]) = firsts.get(tensor.key.as_str()).filter(|_| is_second).map(Vec::as_slice) {
+            aliases.insert(name.clone(), (*first).clone());
+        }
+    }
+    aliases.into_iter().collect()
 }

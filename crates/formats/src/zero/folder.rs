@@ -15,7 +15,7 @@ use indexmap::IndexMap;
 
 use super::catalogue::{Catalogue, catalogue};
 use super::fault::ZeroFault;
-use super::files::{FILES_MAX, Position, Survey, base_name, checkpoint_folder};
+use super::files::{Position, Survey, base_name, checkpoint_folder};
 use super::model_states::{FrozenParameter, ModelStates};
 use super::optimizer_states::OptimizerStates;
 use super::sharing::{FrozenSlices, RankStates, Sharing};
@@ -134,16 +134,10 @@ impl Reading<'_> {
                 continue;
             }
             let Some(first) = models.get(position.tensor as usize) else {
-                let ranks = models.len() as u64;
-                return Err(self.odd(
-                    "model",
-                    ranks,
-                    model_files.len() as u64,
-                    1,
-                    ranks,
-                    *position,
-                    "too much",
-                ));
+                let tensor_ranks = model_files.keys().map(|at| u64::from(at.tensor) + 1).max().unwrap_or(1);
+                let tensor_ranks = if models.is_empty() { tensor_ranks } else { models.len() as u64 };
+                self.count("model", model_files, u64::from(position.data) + 1, tensor_ranks)?;
+                continue;
             };
             self.same_step(first, &model)?;
             if first.parameter_shapes != model.parameter_shapes {
@@ -154,8 +148,7 @@ impl Reading<'_> {
             others.insert(*position, model.frozen);
         }
         if models.is_empty() {
-            let first = Position { data: 0, tensor: 0 };
-            return Err(self.odd("model", 1, model_files.len() as u64, 1, 1, first, "missing"));
+            self.count("model", &BTreeMap::new(), 1, 1)?;
         }
         Ok((models, others))
     }
@@ -245,41 +238,26 @@ impl Reading<'_> {
         data_ranks: u64,
         tensor_ranks: u64,
     ) -> Result<(), FormatError> {
-        let found = files.len() as u64;
-        let expected = data_ranks.saturating_mul(tensor_ranks);
+        let (data_ranks, tensor_ranks) = (data_ranks.max(1), tensor_ranks.max(1));
+        let (expected, found) = (data_ranks.saturating_mul(tensor_ranks), files.len() as u64);
         let too_much =
             files.keys().find(|at| u64::from(at.data) >= data_ranks || u64::from(at.tensor) >= tensor_ranks);
-        if let Some(position) = too_much {
-            return Err(self.odd(kind, expected, found, data_ranks, tensor_ranks, *position, "too much"));
-        }
-        if found == expected {
-            return Ok(());
-        }
-        // All files that are there belong, so one of the first `found + 1` ranks has none.
-        let all = (0..=FILES_MAX as u64).map(|at| (at / tensor_ranks.max(1), at % tensor_ranks.max(1)));
-        let narrow = |(data, tensor)| {
-            Some(Position { data: u32::try_from(data).ok()?, tensor: u32::try_from(tensor).ok()? })
+        let odd = match too_much {
+            None if found == expected => return Ok(()),
+            Some(at) => format!("{} is too much", name_of(*at)),
+            None => {
+                // All files that are there belong, so one of the first `found + 1` ranks has none.
+                let narrow = |rank: u64| u32::try_from(rank).unwrap_or(u32::MAX);
+                let place =
+                    |at| Position { data: narrow(at / tensor_ranks), tensor: narrow(at % tensor_ranks) };
+                let missing = (0..=found).map(place).find(|at| !files.contains_key(at));
+                missing.map_or_else(String::new, |at| format!("{} is missing", name_of(at)))
+            }
         };
-        let missing = all.filter_map(narrow).find(|at| !files.contains_key(at));
-        let missing = missing.unwrap_or(Position { data: 0, tensor: 0 });
-        Err(self.odd(kind, expected, found, data_ranks, tensor_ranks, missing, "missing"))
+        Err(ZeroFault::FileCount { kind, expected, found, tensor_ranks, data_ranks, odd }.at(self.path))
     }
+}
 
-    #[allow(clippy::too_many_arguments)]
-    fn odd(
-        &self,
-        kind: &'static str,
-        expected: u64,
-        found: u64,
-        data_ranks: u64,
-        tensor_ranks: u64,
-        position: Position,
-        word: &str,
-    ) -> FormatError {
-        let odd = format!(
-            "that of data-parallel rank {} and tensor-parallel rank {} is {word}",
-            position.data, position.tensor
-        );
-        ZeroFault::FileCount { kind, expected, found, tensor_ranks, data_ranks, odd }.at(self.path)
-    }
+fn name_of(position: Position) -> String {
+    format!("that of data-parallel rank {} and tensor-parallel rank {}", position.data, position.tensor)
 }

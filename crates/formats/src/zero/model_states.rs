@@ -16,6 +16,9 @@ use crate::error::FormatError;
 use crate::files::{FileId, Files};
 use crate::torch::{Tensor, TorchFile};
 
+/// Shapes of tensor-parallel shards by parameter, in the order of a flat buffer.
+pub type Shapes = IndexMap<String, Vec<u64>>;
+
 /// A parameter that no optimizer owns.
 #[derive(Clone, Debug)]
 pub struct FrozenParameter {
@@ -42,7 +45,7 @@ pub struct ModelStates {
     /// Every tensor of the module by name: parameters, then or between them buffers.
     pub module: IndexMap<String, Tensor>,
     /// The shapes of what the optimizer owns, by group and in the order of the flat buffer. `None`: no ZeRO.
-    pub parameter_shapes: Option<Vec<IndexMap<String, Vec<u64>>>>,
+    pub parameter_shapes: Option<Vec<Shapes>>,
     /// Tensors of the module that are no parameters.
     pub buffers: Vec<String>,
     /// What no optimizer owns, where the file says so (stages 2 and 3).
@@ -160,7 +163,7 @@ fn frozen(torch: &TorchFile, root: &Field<'_>) -> Result<IndexMap<String, Frozen
 
 /// What the file says in words and numbers.
 struct Told {
-    parameter_shapes: Option<Vec<IndexMap<String, Vec<u64>>>>,
+    parameter_shapes: Option<Vec<Shapes>>,
     buffers: Vec<String>,
     shared: Vec<(String, String)>,
     ranks: RankCounts,
@@ -209,9 +212,9 @@ impl Told {
     }
 }
 
-fn parameter_shapes(root: &Field<'_>) -> Result<Option<Vec<IndexMap<String, Vec<u64>>>>, ZeroFault> {
+fn parameter_shapes(root: &Field<'_>) -> Result<Option<Vec<Shapes>>, ZeroFault> {
     let Some(groups) = root.find("param_shapes")? else { return Ok(None) };
-    let shapes = |group: &Field<'_>| -> Result<IndexMap<String, Vec<u64>>, ZeroFault> {
+    let shapes = |group: &Field<'_>| -> Result<Shapes, ZeroFault> {
         group.entries()?.into_iter().map(|(name, shape)| Ok((name, shape.shape()?))).collect()
     };
     groups.items()?.iter().map(shapes).collect::<Result<_, _>>().map(Some)

@@ -19,10 +19,8 @@ use reshard_parallel::zero::{
 
 use super::fault::ZeroFault;
 use super::field::ELEMENTS_MAX;
+use super::model_states::Shapes;
 use super::optimizer_states::{FragmentAddress, OptimizerStates};
-
-/// Shapes of a group's parameters, in the order of the flat buffer.
-pub(super) type Shapes = IndexMap<String, Vec<u64>>;
 
 /// A run of a shard in a rank's flat tensor of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,9 +13,9 @@ use reshard_layout::volume;
 use super::catalogue::Catalogue;
 use super::fault::ZeroFault;
 use super::files::{Position, base_name};
-use super::model_states::{FrozenParameter, ModelStates};
+use super::model_states::{FrozenParameter, ModelStates, Shapes};
 use super::optimizer_states::{GroupStates, OptimizerStates};
-use super::partitions::{FlatFacts, Ranks, Shapes, Share, Sliced, partitioned_over, window};
+use super::partitions::{FlatFacts, Ranks, Share, Sliced, partitioned_over, window};
 use crate::error::FormatError;
 use crate::files::{FileId, Files};
 

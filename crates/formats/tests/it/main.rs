@@ -4,6 +4,10 @@
 
 mod hostile;
 mod pickle;
+mod rebuilt;
+mod support;
+mod torch;
+mod zero;
 mod safetensors;
 mod shards;
 mod support;
