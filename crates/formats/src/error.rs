@@ -7,8 +7,10 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
-use crate::zero::ZeroFault;
 use crate::torch::TorchFault;
+use crate::universal::UniversalFault;
+use crate::zero::ZeroFault;
+use crate::zero::write::WriteFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,7 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong.
         fault: ZeroFault,
+    },
     /// A torch file that cannot be read.
     #[error("{}: {fault}", path.display())]
     Torch {
@@ -46,6 +49,22 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    },
+    /// A ZeRO checkpoint that cannot be written.
+    #[error("{}: {fault}", path.display())]
+    ZeroWrite {
+        /// The source, or a file of it.
+        path: PathBuf,
+        /// Why not.
+        fault: WriteFault,
+    },
+    /// A Universal checkpoint that cannot be read or written.
+    #[error("{}: {fault}", path.display())]
+    Universal {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: UniversalFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -77,6 +96,8 @@ impl FormatError {
             Self::Layout { error, .. } => Some(error.kind()),
             Self::Zero { fault, .. } => Some(fault.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),
+            Self::ZeroWrite { fault, .. } => Some(fault.kind()),
+            Self::Universal { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

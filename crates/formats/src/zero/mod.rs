@@ -24,6 +24,7 @@ mod partitions;
 mod patterns;
 mod sharing;
 mod universal_info;
+pub mod write;
 
 use std::path::Path;
 

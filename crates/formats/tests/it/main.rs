@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
+mod by_hand;
+mod described;
 mod pickle;
 mod support;
+mod universal;
+mod zero_write;
 mod torch;
