@@ -61,14 +61,6 @@ fn assert_same(one: &Checkpoint, other: &Checkpoint) {
     }
 }
 
-/// Flat tensors of a stage-3 file differ in their padding, which is whatever memory held.
-fn without_padded(mut described: Described, sub_groups_padded: bool) -> Described {
-    if sub_groups_padded {
-        described.retain(|key, _| !key.contains("exp_avg") && !key.contains("fp32_flat_groups/"));
-    }
-    described
-}
-
 #[test]
 fn files_are_those_of_a_real_engine_key_by_key() {
     let Some(data) = data() else { return };
@@ -81,8 +73,8 @@ fn files_are_those_of_a_real_engine_key_by_key() {
             let latest = |folder: &Path| std::fs::read_to_string(folder.join("latest")).unwrap();
             assert_eq!(latest(folder.path()), latest(&theirs).trim());
             for name in names(&theirs).iter().filter(|name| name.ends_with(".pt")) {
-                let mut ours = without_padded(described(&folder.path().join(name)), to == 3);
-                let mut theirs = without_padded(described(&theirs.join(name)), to == 3);
+                // Shards of this model divide evenly, so that even at stage 3 there is no padding to differ.
+                let (mut ours, mut theirs) = (described(&folder.path().join(name)), described(&theirs.join(name)));
                 // A limit of gradients that stage 3 does not record cannot be taken from there.
                 if from == 3 && to != 3 {
                     assert!(theirs.remove("/optimizer_state_dict/clip_grad").is_some() || name.contains("model"));
