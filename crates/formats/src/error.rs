@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use reshard_layout::{Kind, LayoutError};
 use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
-use reshard_transport::TransportError;
+use reshard_transport::{FillError, TransportError};
+
+use crate::replicas::ReplicaFault;
+use crate::write::WriteFault;
 
 use crate::torch::TorchFault;
 use crate::universal::UniversalFault;
@@ -78,6 +81,38 @@ pub enum FormatError {
     /// A plan that cannot be carried out.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// A window that cannot be filled.
+    #[error(transparent)]
+    Fill(FillError),
+    /// An output that cannot be written.
+    #[error("{}: {fault}", path.display())]
+    Write {
+        /// The output.
+        path: PathBuf,
+        /// Why not.
+        fault: WriteFault,
+    },
+    /// Files that should hold the same and do not.
+    #[error("{}: {fault}", path.display())]
+    Replicas {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs where.
+        fault: ReplicaFault,
+    },
+}
+
+impl From<FillError> for FormatError {
+    /// The error of the file that was being read, where there is one.
+    fn from(error: FillError) -> Self {
+        match error {
+            FillError::SourceUnreadable { rank, name, offset, cause } => match cause.downcast::<Self>() {
+                Ok(error) => error,
+                Err(cause) => Self::Fill(FillError::SourceUnreadable { rank, name, offset, cause }),
+            },
+            error => Self::Fill(error),
+        }
+    }
 }
 
 impl FormatError {
@@ -105,6 +140,10 @@ impl FormatError {
             },
             Self::Plan(error) => Some(error.kind()),
             Self::Verify(_) | Self::Transport(_) => Some(Kind::Invalid),
+            Self::Fill(FillError::SourceUnreadable { .. }) => None,
+            Self::Fill(_) => Some(Kind::Invalid),
+            Self::Write { fault, .. } => fault.kind(),
+            Self::Replicas { .. } => Some(Kind::Invalid),
         }
     }
 }

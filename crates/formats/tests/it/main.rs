@@ -9,3 +9,4 @@ mod support;
 mod universal;
 mod zero_write;
 mod torch;
+mod engine;
