@@ -66,6 +66,8 @@ pub struct Facts {
     pub metadata: IndexMap<String, String>,
     /// Tensors of types below a byte, which lie as bytes in the layout: the stored dtype and shape.
     pub packed: IndexMap<String, (String, Vec<u64>)>,
+    /// What is odd in the files and yet no error, a line each.
+    pub notes: Vec<String>,
 }
 
 /// A checkpoint, opened.

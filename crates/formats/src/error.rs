@@ -14,6 +14,9 @@ use crate::torch::TorchFault;
 use crate::universal::UniversalFault;
 use crate::zero::ZeroFault;
 use crate::zero::write::WriteFault;
+use crate::zero::ZeroFault;
+use crate::safetensors::SafetensorsFault;
+use crate::shards::ShardsFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +55,21 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    /// A safetensors file, folder or index.
+    #[error("{}: {fault}", path.display())]
+    Safetensors {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: SafetensorsFault,
+    },
+    /// A safetensors file a rank.
+    #[error("{}: {fault}", path.display())]
+    Shards {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was found.
+        fault: ShardsFault,
     },
     /// A ZeRO checkpoint that cannot be written.
     #[error("{}: {fault}", path.display())]
@@ -113,6 +131,14 @@ impl From<FillError> for FormatError {
             error => Self::Fill(error),
         }
     }
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
+    },
 }
 
 impl FormatError {
@@ -133,6 +159,8 @@ impl FormatError {
             Self::Torch { fault, .. } => Some(fault.kind()),
             Self::ZeroWrite { fault, .. } => Some(fault.kind()),
             Self::Universal { fault, .. } => Some(fault.kind()),
+            Self::Safetensors { fault, .. } => Some(fault.kind()),
+            Self::Shards { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),

@@ -34,6 +34,7 @@ class Truth:
 
     kept: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 _QWEN = Case(model="qwen3", vocabulary=17)
@@ -117,6 +118,11 @@ def _truth(engine: Any, case: Case) -> Truth:
         for name, value in engine.module.state_dict().items()
         if name in dict(engine.module.named_buffers())
     }
+    first: dict[int, str] = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(parameter), name)
+        if known != name:
+            truth.aliases[name] = known
     return truth
 
 

@@ -150,7 +150,7 @@ impl Pickle {
     /// The pickle in protocol 2 (4 if an object has keyword arguments). Reading it gives the same graph.
     ///
     /// # Errors
-    /// [`PickleFault::MadeOfItself`], and [`PickleFault::Limit`] over [`PICKLE_BYTES_MAX`].
+    /// [`PickleFault::MadeOfItself`], and [`PickleFault::Limit`] over [`PICKLE_BYTES_MAX`] or [`MARKS_MAX`].
     pub fn write(&self) -> Result<Vec<u8>, PickleFault> {
         write::write(self)
     }

@@ -10,7 +10,7 @@
 
 use super::fault::PickleFault;
 use super::opcode::*;
-use super::read::PICKLE_BYTES_MAX;
+use super::read::{MARKS_MAX, PICKLE_BYTES_MAX};
 use super::{Node, NodeId, Object, Pickle};
 
 type Step = Result<(), PickleFault>;
@@ -25,6 +25,7 @@ pub(super) fn write(pickle: &Pickle) -> Result<Vec<u8>, PickleFault> {
         memoized: 0,
         is_being_made: vec![false; pickle.nodes.len()],
         tasks: vec![Task::Save(pickle.root)],
+        marks: 0,
     };
     while let Some(task) = writer.tasks.pop() {
         writer.carry_out(task)?;
@@ -56,15 +57,30 @@ struct Writer<'a> {
     /// What cannot be named yet, as it is being made.
     is_being_made: Vec<bool>,
     tasks: Vec<Task>,
+    /// How many marks are open.
+    marks: u64,
 }
 
 impl Writer<'_> {
     fn carry_out(&mut self, task: Task) -> Step {
         match task {
             Task::Save(id) => return self.save(id),
-            Task::Operation(opcode) => self.bytes.push(opcode),
+            Task::Operation(opcode) => return self.operation(opcode),
             Task::Made(id) => self.put(id),
-            Task::Tuple(id) => self.finish_tuple(id),
+            Task::Tuple(id) => return self.finish_tuple(id),
+        }
+        Ok(())
+    }
+
+    fn operation(&mut self, opcode: u8) -> Step {
+        self.bytes.push(opcode);
+        match opcode {
+            MARK if self.marks == MARKS_MAX => {
+                return Err(PickleFault::Limit { what: "open marks", max: MARKS_MAX });
+            }
+            MARK => self.marks += 1,
+            APPENDS | SETITEMS | TUPLE | POP_MARK => self.marks -= 1,
+            _ => {}
         }
         Ok(())
     }
@@ -117,7 +133,7 @@ impl Writer<'_> {
             Node::List(items) => {
                 self.bytes.push(EMPTY_LIST);
                 self.put(id);
-                self.then_many(items, APPENDS);
+                self.then_many(items);
             }
             Node::Dict(entries) => {
                 self.bytes.push(EMPTY_DICT);
@@ -207,20 +223,32 @@ impl Writer<'_> {
         self.bytes.push(b'\n');
     }
 
-    fn then_many(&mut self, items: &[NodeId], opcode: u8) {
-        if !items.is_empty() {
-            self.tasks.push(Task::Operation(opcode));
-            self.tasks.extend(items.iter().rev().copied().map(Task::Save));
-            self.tasks.push(Task::Operation(MARK));
+    /// Adds items to what lies on the stack, then.
+    fn then_many(&mut self, items: &[NodeId]) {
+        match items {
+            [] => {}
+            [item] => self.tasks.extend([Task::Operation(APPEND), Task::Save(*item)]),
+            _ => {
+                self.tasks.push(Task::Operation(APPENDS));
+                self.tasks.extend(items.iter().rev().copied().map(Task::Save));
+                self.tasks.push(Task::Operation(MARK));
+            }
         }
     }
 
+    /// Adds pairs to what lies on the stack, then.
     fn then_pairs(&mut self, pairs: &[(NodeId, NodeId)]) {
-        if !pairs.is_empty() {
-            self.tasks.push(Task::Operation(SETITEMS));
-            self.tasks
-                .extend(pairs.iter().rev().flat_map(|(key, value)| [Task::Save(*value), Task::Save(*key)]));
-            self.tasks.push(Task::Operation(MARK));
+        match pairs {
+            [] => {}
+            [(key, value)] => {
+                self.tasks.extend([Task::Operation(SETITEM), Task::Save(*value), Task::Save(*key)]);
+            }
+            _ => {
+                self.tasks.push(Task::Operation(SETITEMS));
+                let pairs = pairs.iter().rev();
+                self.tasks.extend(pairs.flat_map(|(key, value)| [Task::Save(*value), Task::Save(*key)]));
+                self.tasks.push(Task::Operation(MARK));
+            }
         }
     }
 
@@ -238,20 +266,21 @@ impl Writer<'_> {
 
     /// A tuple that holds itself, through something that could be named, was made while its items were: the items
     /// are dropped and the one that is there is taken.
-    fn finish_tuple(&mut self, id: NodeId) {
-        let Node::Tuple(items) = self.pickle.node(id) else { return };
+    fn finish_tuple(&mut self, id: NodeId) -> Step {
+        let Node::Tuple(items) = self.pickle.node(id) else { return Ok(()) };
         let count = items.len();
         if let Some(key) = self.memo[id.0 as usize] {
             if count > 3 {
-                self.bytes.push(POP_MARK);
+                self.operation(POP_MARK)?;
             } else {
                 self.bytes.extend(std::iter::repeat_n(POP, count));
             }
             self.place(BINGET, LONG_BINGET, key);
         } else {
-            self.bytes.push([TUPLE1, TUPLE2, TUPLE3].get(count - 1).copied().unwrap_or(TUPLE));
+            self.operation([TUPLE1, TUPLE2, TUPLE3].get(count - 1).copied().unwrap_or(TUPLE))?;
             self.put(id);
         }
+        Ok(())
     }
 
     /// A set, as protocol 2 spells it.
@@ -260,7 +289,7 @@ impl Writer<'_> {
         self.class("builtins", if is_frozen { "frozenset" } else { "set" });
         self.bytes.push(EMPTY_LIST);
         self.tasks.extend([Task::Made(id), Task::Operation(REDUCE), Task::Operation(TUPLE1)]);
-        self.then_many(items, APPENDS);
+        self.then_many(items);
         Ok(())
     }
 
@@ -270,7 +299,7 @@ impl Writer<'_> {
             self.tasks.extend([Task::Operation(BUILD), Task::Save(state)]);
         }
         self.then_pairs(&object.items);
-        self.then_many(&object.elements, APPENDS);
+        self.then_many(&object.elements);
         let operation = match (object.keywords, object.is_new) {
             (Some(_), _) => NEWOBJ_EX,
             (None, true) => NEWOBJ,

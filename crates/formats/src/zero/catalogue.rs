@@ -121,7 +121,8 @@ fn joined(
 /// Every name, in the first module's order; what only other ranks or records know comes last.
 fn names(models: &[ModelStates]) -> IndexSet<&str> {
     let modules = models.iter().flat_map(|model| model.module.keys());
-    let trained = models.iter().flat_map(|model| model.parameter_shapes.iter().flatten().flat_map(IndexMap::keys));
+    let trained =
+        models.iter().flat_map(|model| model.parameter_shapes.iter().flatten().flat_map(IndexMap::keys));
     let frozen = models.iter().flat_map(|model| model.frozen.keys());
     modules.chain(trained).chain(frozen).map(String::as_str).collect()
 }
@@ -141,7 +142,9 @@ fn shape(
     let recorded = trained.or_else(|| model.frozen.get(name).map(|frozen| &frozen.shape));
     let held = model.module.get(name).map(|tensor| &tensor.shape);
     match (recorded, held) {
-        (Some(recorded), Some(held)) if !sliced && recorded != held => Err(format!("recorded as {recorded:?}")),
+        (Some(recorded), Some(held)) if !sliced && recorded != held => {
+            Err(format!("recorded as {recorded:?}"))
+        }
         (Some(recorded), _) => Ok(Some(recorded.clone())),
         (None, Some(held)) if sliced && held == &[0] => Ok(None),
         (None, held) => Ok(held.cloned()),
@@ -152,11 +155,7 @@ fn shape(
 /// DeepSpeed compares addresses, which are equal for all tensors without elements.
 fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)> {
     if sliced {
-        let own = trained_shapes(model);
-        let is_second = |(name, _): &&(String, String)| {
-            !own.contains_key(name.as_str()) && !model.frozen.contains_key(name.as_str())
-        };
-        return model.shared.iter().filter(is_second).cloned().collect();
+        return aliases_of_placeholders(model);
     }
     let mut views = HashMap::new();
     let mut aliases = Vec::new();
@@ -173,4 +172,24 @@ fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)> {
         }
     }
     aliases
+}
+
+/// At stage 3 the record names tied parameters, but not the parameters of a module that has two names: DeepSpeed walks
+/// each module once. Their placeholders are one empty storage, and that of no other parameter.
+fn aliases_of_placeholders(model: &ModelStates) -> Vec<(String, String)> {
+    let trained = trained_shapes(model);
+    let is_first = |name: &str| trained.contains_key(name) || model.frozen.contains_key(name);
+    let mut aliases: IndexMap<String, String> =
+        model.shared.iter().filter(|(name, _)| !is_first(name)).cloned().collect();
+    let mut firsts: HashMap<&str, Vec<&String>> = HashMap::new();
+    for (name, tensor) in model.module.iter().filter(|(name, _)| is_first(name)) {
+        firsts.entry(&tensor.key).or_default().push(name);
+    }
+    for (name, tensor) in &model.module {
+        let is_second = tensor.shape == [0] && !is_first(name) && !aliases.contains_key(name);
+        if let Some([first]) = firsts.get(tensor.key.as_str()).filter(|_| is_second).map(Vec::as_slice) {
+            aliases.insert(name.clone(), (*first).clone());
+        }
+    }
+    aliases.into_iter().collect()
 }

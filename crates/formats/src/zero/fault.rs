@@ -11,7 +11,9 @@ use crate::error::FormatError;
 #[non_exhaustive]
 pub enum ZeroFault {
     /// A folder without model states.
-    #[error("no model states here: neither mp_rank_XX_model_states.pt nor zero_pp_rank_X_mp_rank_XX_model_states.pt")]
+    #[error(
+        "no model states here: neither mp_rank_XX_model_states.pt nor zero_pp_rank_X_mp_rank_XX_model_states.pt"
+    )]
     NoModelFile,
     /// Two files for one rank.
     #[error("{first} and {second} stand for one rank")]
@@ -247,7 +249,9 @@ pub enum ZeroFault {
         first: String,
     },
     /// Sub-parameters that were not cut evenly, in a form that does not record widths.
-    #[error("{parameter}: a part of {extent} rows does not divide by {tensor_ranks}, and no widths are recorded")]
+    #[error(
+        "{parameter}: a part of {extent} rows does not divide by {tensor_ranks}, and no widths are recorded"
+    )]
     UnevenParts {
         /// The parameter.
         parameter: String,

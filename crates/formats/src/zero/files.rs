@@ -86,7 +86,10 @@ impl FileName {
             return of_model_parallel_rank(number(rest)?.1, "_model_states.pt").then_some(Self::Expert);
         }
         let is_layer = rest == "-model_states.pt"
-            || rest.strip_prefix("-model_").and_then(number).is_some_and(|(_, rest)| rest == "-model_states.pt");
+            || rest
+                .strip_prefix("-model_")
+                .and_then(number)
+                .is_some_and(|(_, rest)| rest == "-model_states.pt");
         is_layer.then_some(Self::Layer)
     }
 }
@@ -249,7 +252,8 @@ mod tests {
 
     #[test]
     fn ranks_above_99_keep_their_numbers() {
-        let names = |ranks: std::ops::Range<u32>| ranks.map(|rank| format!("mp_rank_{rank:02}_model_states.pt"));
+        let names =
+            |ranks: std::ops::Range<u32>| ranks.map(|rank| format!("mp_rank_{rank:02}_model_states.pt"));
         let survey = Survey::of_names(Path::new("c"), names(0..102).collect()).unwrap();
         assert_eq!(survey.model.len(), 102);
         for (at, path) in &survey.model {
@@ -268,7 +272,10 @@ mod tests {
         };
         let two = survey(&["mp_rank_07_model_states.pt", "mp_rank_7_model_states.pt"]).unwrap_err();
         let ZeroFault::TwoFiles { first, second } = two else { panic!("{two}") };
-        assert_eq!((first.as_str(), second.as_str()), ("mp_rank_07_model_states.pt", "mp_rank_7_model_states.pt"));
+        assert_eq!(
+            (first.as_str(), second.as_str()),
+            ("mp_rank_07_model_states.pt", "mp_rank_7_model_states.pt")
+        );
         let stages =
             survey(&["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"]).unwrap_err();
         assert!(matches!(stages, ZeroFault::TwoStages { .. }), "{stages}");

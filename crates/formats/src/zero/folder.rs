@@ -15,7 +15,7 @@ use indexmap::IndexMap;
 
 use super::catalogue::{Catalogue, catalogue};
 use super::fault::ZeroFault;
-use super::files::{FILES_MAX, Position, Survey, base_name, checkpoint_folder};
+use super::files::{Position, Survey, base_name, checkpoint_folder};
 use super::model_states::{FrozenParameter, ModelStates};
 use super::optimizer_states::OptimizerStates;
 use super::sharing::{FrozenSlices, RankStates, Sharing};
@@ -66,20 +66,38 @@ impl Folder {
         }
         let reading = Reading { path: &path, files: &files, partitioned: survey.partitioned };
         let (models, others) = reading.models(&model_files)?;
-        let optimizer = optimizer_files.iter().map(|(at, file)| Ok((*at, OptimizerStates::open(&files, *file)?)));
+        let optimizer =
+            optimizer_files.iter().map(|(at, file)| Ok((*at, OptimizerStates::open(&files, *file)?)));
         let optimizer: BTreeMap<_, _> = optimizer.collect::<Result<_, FormatError>>()?;
         let stage = reading.stage(&models, &optimizer)?;
         let tensor_ranks = models.len() as u64;
         let data_ranks = reading.data_ranks(&models, &optimizer, tensor_ranks)?;
-        reading.count("model", &model_files, if survey.partitioned { data_ranks } else { 1 }, tensor_ranks)?;
+        reading.count(
+            "model",
+            &model_files,
+            if survey.partitioned { data_ranks } else { 1 },
+            tensor_ranks,
+        )?;
         let catalogue = catalogue(&files, &models, models[0].universal.as_ref(), stage == 3)?;
-        let sharing = Sharing { files: &files, models: &models, catalogue: &catalogue, data_ranks, tensor_ranks };
+        let sharing =
+            Sharing { files: &files, models: &models, catalogue: &catalogue, data_ranks, tensor_ranks };
         let frozen = if stage == 3 { sharing.frozen(&model_files, others)? } else { BTreeMap::new() };
         let optimizer = sharing.optimizer(stage, optimizer)?;
         let narrow = |ranks: u64| u32::try_from(ranks).unwrap_or(u32::MAX);
         let (data_ranks, tensor_ranks) = (narrow(data_ranks), narrow(tensor_ranks));
         let unknown = survey.unknown;
-        Ok(Self { path, files, stage, data_ranks, tensor_ranks, models, catalogue, optimizer, frozen, unknown })
+        Ok(Self {
+            path,
+            files,
+            stage,
+            data_ranks,
+            tensor_ranks,
+            models,
+            catalogue,
+            optimizer,
+            frozen,
+            unknown,
+        })
     }
 
     /// The number of a rank in the layouts.
@@ -116,8 +134,10 @@ impl Reading<'_> {
                 continue;
             }
             let Some(first) = models.get(position.tensor as usize) else {
-                let ranks = models.len() as u64;
-                return Err(self.odd("model", ranks, model_files.len() as u64, 1, ranks, *position, "too much"));
+                let tensor_ranks = model_files.keys().map(|at| u64::from(at.tensor) + 1).max().unwrap_or(1);
+                let tensor_ranks = if models.is_empty() { tensor_ranks } else { models.len() as u64 };
+                self.count("model", model_files, u64::from(position.data) + 1, tensor_ranks)?;
+                continue;
             };
             self.same_step(first, &model)?;
             if first.parameter_shapes != model.parameter_shapes {
@@ -128,15 +148,19 @@ impl Reading<'_> {
             others.insert(*position, model.frozen);
         }
         if models.is_empty() {
-            let first = Position { data: 0, tensor: 0 };
-            return Err(self.odd("model", 1, model_files.len() as u64, 1, 1, first, "missing"));
+            self.count("model", &BTreeMap::new(), 1, 1)?;
         }
         Ok((models, others))
     }
 
     /// The files of data-parallel rank 0 are as many as the first one says that there are tensor-parallel ranks.
-    fn tensor_ranks(&self, model: &ModelStates, files: &BTreeMap<Position, FileId>) -> Result<(), FormatError> {
-        let of_rank_0: BTreeMap<_, _> = files.iter().filter(|(at, _)| at.data == 0).map(|(at, id)| (*at, *id)).collect();
+    fn tensor_ranks(
+        &self,
+        model: &ModelStates,
+        files: &BTreeMap<Position, FileId>,
+    ) -> Result<(), FormatError> {
+        let of_rank_0: BTreeMap<_, _> =
+            files.iter().filter(|(at, _)| at.data == 0).map(|(at, id)| (*at, *id)).collect();
         let expected = model.ranks.tensor.unwrap_or(of_rank_0.len() as u64);
         self.count("model", &of_rank_0, 1, expected)
     }
@@ -214,41 +238,26 @@ impl Reading<'_> {
         data_ranks: u64,
         tensor_ranks: u64,
     ) -> Result<(), FormatError> {
-        let found = files.len() as u64;
-        let expected = data_ranks.saturating_mul(tensor_ranks);
-        let too_much = files.keys().find(|at| {
-            u64::from(at.data) >= data_ranks || u64::from(at.tensor) >= tensor_ranks
-        });
-        if let Some(position) = too_much {
-            return Err(self.odd(kind, expected, found, data_ranks, tensor_ranks, *position, "too much"));
-        }
-        if found == expected {
-            return Ok(());
-        }
-        // All files that are there belong, so one of the first `found + 1` ranks has none.
-        let all = (0..=FILES_MAX as u64).map(|at| (at / tensor_ranks.max(1), at % tensor_ranks.max(1)));
-        let narrow = |(data, tensor)| Some(Position { data: u32::try_from(data).ok()?, tensor: u32::try_from(tensor).ok()? });
-        let missing = all.filter_map(narrow).find(|at| !files.contains_key(at));
-        let missing = missing.unwrap_or(Position { data: 0, tensor: 0 });
-        Err(self.odd(kind, expected, found, data_ranks, tensor_ranks, missing, "missing"))
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn odd(
-        &self,
-        kind: &'static str,
-        expected: u64,
-        found: u64,
-        data_ranks: u64,
-        tensor_ranks: u64,
-        position: Position,
-        word: &str,
-    ) -> FormatError {
-        let odd = format!(
-            "that of data-parallel rank {} and tensor-parallel rank {} is {word}",
-            position.data, position.tensor
-        );
-        ZeroFault::FileCount { kind, expected, found, tensor_ranks, data_ranks, odd }.at(self.path)
+        let (data_ranks, tensor_ranks) = (data_ranks.max(1), tensor_ranks.max(1));
+        let (expected, found) = (data_ranks.saturating_mul(tensor_ranks), files.len() as u64);
+        let too_much =
+            files.keys().find(|at| u64::from(at.data) >= data_ranks || u64::from(at.tensor) >= tensor_ranks);
+        let odd = match too_much {
+            None if found == expected => return Ok(()),
+            Some(at) => format!("{} is too much", name_of(*at)),
+            None => {
+                // All files that are there belong, so one of the first `found + 1` ranks has none.
+                let narrow = |rank: u64| u32::try_from(rank).unwrap_or(u32::MAX);
+                let place =
+                    |at| Position { data: narrow(at / tensor_ranks), tensor: narrow(at % tensor_ranks) };
+                let missing = (0..=found).map(place).find(|at| !files.contains_key(at));
+                missing.map_or_else(String::new, |at| format!("{} is missing", name_of(at)))
+            }
+        };
+        Err(ZeroFault::FileCount { kind, expected, found, tensor_ranks, data_ranks, odd }.at(self.path))
     }
 }
 
+fn name_of(position: Position) -> String {
+    format!("that of data-parallel rank {} and tensor-parallel rank {}", position.data, position.tensor)
+}

@@ -68,7 +68,11 @@ pub(super) fn join(
         };
     };
     let empty = shapes.iter().all(|shape| volume(shape) == Some(0));
-    let rule = if ranks == 1 && shapes[0].is_empty() { Join::Whole } else { info.join(name, empty).map_err(fault)? };
+    let rule = if ranks == 1 && shapes[0].is_empty() {
+        Join::Whole
+    } else {
+        info.join(name, empty).map_err(fault)?
+    };
     let joined = match rule {
         Join::Affine(map) => {
             // The map describes the parameter as it is: there is no padding in it to cut.
@@ -148,7 +152,11 @@ fn by_widths(name: &str, shapes: &[Vec<u64>], axis: usize, widths: &[Vec<u64>]) 
     *extent = total;
     if volume(&shape).is_none_or(|elements| elements > ELEMENTS_MAX) {
         let key = format!("the number of elements of {name}");
-        return Err(ZeroFault::TooLarge { key, found: volume(&shape).unwrap_or(u64::MAX), limit: ELEMENTS_MAX });
+        return Err(ZeroFault::TooLarge {
+            key,
+            found: volume(&shape).unwrap_or(u64::MAX),
+            limit: ELEMENTS_MAX,
+        });
     }
     let mut shards = Vec::with_capacity(shapes.len());
     for (rank, own) in shapes.iter().enumerate() {
@@ -214,7 +222,8 @@ fn candidates(shapes: &[Vec<u64>], map: &AffineMap, prefer: usize) -> Vec<Vec<u6
         return Vec::new();
     };
     let along = |axis: usize| {
-        let others: u64 = own.iter().enumerate().filter(|(at, _)| *at != axis).map(|(_, extent)| extent).product();
+        let others: u64 =
+            own.iter().enumerate().filter(|(at, _)| *at != axis).map(|(_, extent)| extent).product();
         let mut shape = own.clone();
         shape[axis] = total.checked_div(others)?;
         (shape[axis] * others == total).then_some(shape)

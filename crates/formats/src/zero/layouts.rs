@@ -107,7 +107,8 @@ impl Folder {
         for (rank, model) in (0u32..).zip(&self.models) {
             for (name, tensor) in &model.module {
                 let role = self.catalogue.tensors.get(name).map(|logical| logical.role);
-                let is_sliced = self.stage == 3 && (role == Some(Role::Trained) || model.frozen.contains_key(name));
+                let is_sliced =
+                    self.stage == 3 && (role == Some(Role::Trained) || model.frozen.contains_key(name));
                 if !is_sliced {
                     part.whole(rank, rank, name, tensor);
                 }
@@ -134,10 +135,15 @@ impl Folder {
             let step = |step: Option<f64>| step.map_or("?".to_owned(), |step| step.to_string());
             let steps: Vec<_> = states.groups.iter().map(|(group, _)| step(group.step)).collect();
             note("optimizer steps by group", steps.join(", "));
-            let left: IndexSet<&str> = states.groups.iter().flat_map(|(kept, share)| {
-                let odd = kept.states.iter().filter(|(_, tensor)| !fits(tensor, share)).map(|(name, _)| name);
-                odd.chain(&kept.left_out).map(String::as_str)
-            }).collect();
+            let left: IndexSet<&str> = states
+                .groups
+                .iter()
+                .flat_map(|(kept, share)| {
+                    let odd =
+                        kept.states.iter().filter(|(_, tensor)| !fits(tensor, share)).map(|(name, _)| name);
+                    odd.chain(&kept.left_out).map(String::as_str)
+                })
+                .collect();
             note("optimizer states left out", left.into_iter().collect::<Vec<_>>().join(", "));
         } else {
             note("optimizer states", "none are read: weights only".to_owned());
@@ -165,4 +171,3 @@ impl Folder {
 fn fits(tensor: &Tensor, share: &Share) -> bool {
     tensor.shape[0] == share.length || tensor.shape[0] == share.unpadded
 }
-

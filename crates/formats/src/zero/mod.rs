@@ -32,7 +32,7 @@ pub use catalogue::{Catalogue, LogicalTensor, Role};
 pub use fault::ZeroFault;
 pub use folder::Folder;
 pub use join::Joined;
-pub use model_states::{FrozenParameter, ModelStates, RankCounts};
+pub use model_states::{FrozenParameter, ModelStates, RankCounts, Shapes};
 pub use optimizer_states::{FragmentAddress, GroupStates, OptimizerStates};
 pub use partitions::{Held, Share};
 pub use sharing::{FrozenSlices, RankStates};

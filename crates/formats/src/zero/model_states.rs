@@ -16,6 +16,9 @@ use crate::error::FormatError;
 use crate::files::{FileId, Files};
 use crate::torch::{Tensor, TorchFile};
 
+/// Shapes of tensor-parallel shards by parameter, in the order of a flat buffer.
+pub type Shapes = IndexMap<String, Vec<u64>>;
+
 /// A parameter that no optimizer owns.
 #[derive(Clone, Debug)]
 pub struct FrozenParameter {
@@ -42,7 +45,7 @@ pub struct ModelStates {
     /// Every tensor of the module by name: parameters, then or between them buffers.
     pub module: IndexMap<String, Tensor>,
     /// The shapes of what the optimizer owns, by group and in the order of the flat buffer. `None`: no ZeRO.
-    pub parameter_shapes: Option<Vec<IndexMap<String, Vec<u64>>>>,
+    pub parameter_shapes: Option<Vec<Shapes>>,
     /// Tensors of the module that are no parameters.
     pub buffers: Vec<String>,
     /// What no optimizer owns, where the file says so (stages 2 and 3).
@@ -145,7 +148,9 @@ fn module(torch: &TorchFile, root: &Field<'_>) -> Result<Module, ReadError> {
 
 fn frozen(torch: &TorchFile, root: &Field<'_>) -> Result<IndexMap<String, FrozenParameter>, ReadError> {
     let mut frozen = IndexMap::new();
-    for (name, shape) in root.find("frozen_param_shapes")?.map_or(Ok(Vec::new()), |shapes| shapes.entries())? {
+    for (name, shape) in
+        root.find("frozen_param_shapes")?.map_or(Ok(Vec::new()), |shapes| shapes.entries())?
+    {
         frozen.insert(name, FrozenParameter { shape: shape.shape()?, fragment: None });
     }
     for (name, field) in root.find("frozen_param_fragments")?.map_or(Ok(Vec::new()), |all| all.entries())? {
@@ -158,7 +163,7 @@ fn frozen(torch: &TorchFile, root: &Field<'_>) -> Result<IndexMap<String, Frozen
 
 /// What the file says in words and numbers.
 struct Told {
-    parameter_shapes: Option<Vec<IndexMap<String, Vec<u64>>>>,
+    parameter_shapes: Option<Vec<Shapes>>,
     buffers: Vec<String>,
     shared: Vec<(String, String)>,
     ranks: RankCounts,
@@ -201,14 +206,15 @@ impl Told {
             global_steps: number("global_steps")?,
             version: root.find("ds_version")?.map(|version| Ok(version.text()?.to_owned())).transpose()?,
             stage: asked("stage")?.map(|stage| stage.number()).transpose()?,
-            round_robin: asked("round_robin_gradients")?.and_then(|asked| asked.value().as_bool()) == Some(true),
+            round_robin: asked("round_robin_gradients")?.and_then(|asked| asked.value().as_bool())
+                == Some(true),
         })
     }
 }
 
-fn parameter_shapes(root: &Field<'_>) -> Result<Option<Vec<IndexMap<String, Vec<u64>>>>, ZeroFault> {
+fn parameter_shapes(root: &Field<'_>) -> Result<Option<Vec<Shapes>>, ZeroFault> {
     let Some(groups) = root.find("param_shapes")? else { return Ok(None) };
-    let shapes = |group: &Field<'_>| -> Result<IndexMap<String, Vec<u64>>, ZeroFault> {
+    let shapes = |group: &Field<'_>| -> Result<Shapes, ZeroFault> {
         group.entries()?.into_iter().map(|(name, shape)| Ok((name, shape.shape()?))).collect()
     };
     groups.items()?.iter().map(shapes).collect::<Result<_, _>>().map(Some)

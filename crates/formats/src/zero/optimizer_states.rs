@@ -70,7 +70,9 @@ impl OptimizerStates {
     fn read(files: &Files, file: FileId, torch: &TorchFile) -> Result<Self, ReadError> {
         let states = Field::root(torch.pickle.root()).get("optimizer_state_dict")?;
         if states.find("ds_zero_partition_groups")?.is_some() {
-            return Err(ZeroFault::Experts { key: format!("{}.ds_zero_partition_groups", states.key()) }.into());
+            return Err(
+                ZeroFault::Experts { key: format!("{}.ds_zero_partition_groups", states.key()) }.into()
+            );
         }
         let stage = states.find("zero_stage")?.map(|stage| stage.number()).transpose()?;
         let (masters, base) = match stage {
@@ -94,7 +96,10 @@ impl OptimizerStates {
             stage,
             partition_counts: counts(&states.get("partition_count")?)?,
             groups,
-            mappings: states.find("param_slice_mappings")?.map(|mappings| addresses(&mappings)).transpose()?,
+            mappings: states
+                .find("param_slice_mappings")?
+                .map(|mappings| addresses(&mappings))
+                .transpose()?,
             alignment_paddings: match states.find("param_alignment_paddings")? {
                 Some(paddings) => paddings.items()?.iter().map(Field::numbers).collect::<Result<_, _>>()?,
                 None => Vec::new(),
@@ -132,7 +137,11 @@ fn states_by_group<'a>(base: &Field<'a>, masters: usize) -> Result<Vec<GroupFiel
         if list.len() != masters {
             return Err(disagrees(list.len(), "one a group of masters"));
         }
-        return Ok(base.items()?.into_iter().map(|field| GroupFields { states: Some(field), step: None }).collect());
+        return Ok(base
+            .items()?
+            .into_iter()
+            .map(|field| GroupFields { states: Some(field), step: None })
+            .collect());
     }
     let states: IndexMap<String, Field<'a>> = base.get("state")?.entries()?.into_iter().collect();
     let mut groups = Vec::new();
@@ -190,6 +199,7 @@ fn addresses(mappings: &Field<'_>) -> Result<Vec<IndexMap<String, FragmentAddres
         let (start, length) = (field.get("start")?.number()?, field.get("numel")?.number()?);
         Ok((name, FragmentAddress { start, length }))
     };
-    let group = |group: &Field<'_>| group.entries()?.into_iter().map(address).collect::<Result<_, ZeroFault>>();
+    let group =
+        |group: &Field<'_>| group.entries()?.into_iter().map(address).collect::<Result<_, ZeroFault>>();
     mappings.items()?.iter().map(group).collect()
 }

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use reshard_layout::{
-    Block, BufferId, Bytes, DType, Dims, Elements, Geometry, LayoutBuilder, ParameterId, Rank, Region, Shard, nest,
-    volume,
+    Block, BufferId, Bytes, DType, Dims, Elements, Geometry, LayoutBuilder, ParameterId, Rank, Region, Shard,
+    nest, volume,
 };
 
 use super::catalogue::Catalogue;
@@ -53,12 +53,20 @@ impl<'a> Pieces<'a> {
 
     /// The first parameter of a share that is kept multiplied by a number.
     pub(super) fn scaled<'s>(&self, share: &'s Share) -> Option<&'s str> {
-        let is_scaled = |name: &&str| self.catalogue.tensors.get(*name).is_some_and(|one| one.joined.is_scaled());
+        let is_scaled =
+            |name: &&str| self.catalogue.tensors.get(*name).is_some_and(|one| one.joined.is_scaled());
         share.held.iter().map(|held| held.parameter.as_str()).find(is_scaled)
     }
 
     /// A rank's flat tensor holds a share.
-    pub(super) fn share(&mut self, rank: u32, at: Position, tensor: &'a Tensor, share: &Share, label: String) {
+    pub(super) fn share(
+        &mut self,
+        rank: u32,
+        at: Position,
+        tensor: &'a Tensor,
+        share: &Share,
+        label: String,
+    ) {
         let stored = self.tensors.len();
         self.tensors.push(Stored { rank, label, tensor });
         for held in &share.held {
@@ -107,7 +115,13 @@ impl<'a> Pieces<'a> {
             let id = *shards
                 .entry((piece.parameter, piece.tensor_rank))
                 .or_insert_with(|| builder.shard(shard.clone()));
-            builder.place_run(parameter, buffer, Elements(piece.base), id, piece.run.clone().unwrap_or(0..elements));
+            builder.place_run(
+                parameter,
+                buffer,
+                Elements(piece.base),
+                id,
+                piece.run.clone().unwrap_or(0..elements),
+            );
         }
         for (second, first) in &self.catalogue.aliases {
             let index = self.catalogue.tensors.get_index_of(first);
@@ -145,7 +159,8 @@ fn place_strided(
 ) -> Result<(), Vec<u64>> {
     let own = Dims::from_slice(shard.shape());
     let block = Block::new(Region::whole(&own), Elements(0), tensor.strides.iter().copied());
-    let geometry = nest(shard.geometry(), &Geometry::new(own, [block])).ok_or_else(|| shard.shape().to_vec())?;
+    let geometry =
+        nest(shard.geometry(), &Geometry::new(own, [block])).ok_or_else(|| shard.shape().to_vec())?;
     let geometry = builder.geometry(geometry);
     builder.place(parameter, buffer, Elements(0), geometry);
     Ok(())

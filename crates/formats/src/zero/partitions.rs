@@ -13,14 +13,14 @@ use std::ops::Range;
 
 use indexmap::IndexMap;
 use reshard_layout::{DType, Elements, volume};
-use reshard_parallel::zero::{FlatGroup, FlatRules, Fragment, PartitionOver, SliceShard, round_robin, sub_groups};
+use reshard_parallel::zero::{
+    FlatGroup, FlatRules, Fragment, PartitionOver, SliceShard, round_robin, sub_groups,
+};
 
 use super::fault::ZeroFault;
 use super::field::ELEMENTS_MAX;
+use super::model_states::Shapes;
 use super::optimizer_states::{FragmentAddress, OptimizerStates};
-
-/// Shapes of a group's parameters, in the order of the flat buffer.
-pub(super) type Shapes = IndexMap<String, Vec<u64>>;
 
 /// A run of a shard in a rank's flat tensor of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,7 +236,9 @@ pub(super) fn partitioned_over(
             data_ranks: ranks.data.get(),
             world: ranks.world.get(),
         }),
-        _ if ranks.data == ranks.world || !one.whole || !built_sliced || only_data => Ok(PartitionOver::DataParallel),
+        _ if ranks.data == ranks.world || !one.whole || !built_sliced || only_data => {
+            Ok(PartitionOver::DataParallel)
+        }
         // With one element a parameter only the first rank holds any, whoever shares it.
         _ if only_world || one.numels.iter().all(|numel| *numel < 2) => Ok(PartitionOver::World),
         _ => Err(ZeroFault::TwoPartitionCounts {

@@ -40,7 +40,8 @@ impl<T> Patterns<T> {
                 let (found, limit) = (entries.len() as u64, EXPRESSIONS_MAX as u64);
                 return Err(ZeroFault::TooLarge { key: format!("the number of {key}"), found, limit });
             }
-            let expression = RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(EXPRESSION_BYTES_MAX).build();
+            let expression =
+                RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(EXPRESSION_BYTES_MAX).build();
             let expression = expression.map_err(|cause| ZeroFault::Pattern {
                 key: key.to_owned(),
                 pattern: pattern.clone(),
@@ -114,7 +115,10 @@ mod tests {
     fn what_is_not_understood_is_refused_by_name() {
         for pattern in ["(?=ahead)", "(", "a{1000}{1000}{1000}"] {
             let fault = Patterns::new("row", vec![(pattern.to_owned(), ())]).unwrap_err();
-            assert!(matches!(&fault, ZeroFault::Pattern { pattern: found, .. } if found == pattern), "{fault}");
+            assert!(
+                matches!(&fault, ZeroFault::Pattern { pattern: found, .. } if found == pattern),
+                "{fault}"
+            );
         }
     }
 }

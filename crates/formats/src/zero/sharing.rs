@@ -13,9 +13,9 @@ use reshard_layout::volume;
 use super::catalogue::Catalogue;
 use super::fault::ZeroFault;
 use super::files::{Position, base_name};
-use super::model_states::{FrozenParameter, ModelStates};
+use super::model_states::{FrozenParameter, ModelStates, Shapes};
 use super::optimizer_states::{GroupStates, OptimizerStates};
-use super::partitions::{FlatFacts, Ranks, Shapes, Share, Sliced, partitioned_over, window};
+use super::partitions::{FlatFacts, Ranks, Share, Sliced, partitioned_over, window};
 use crate::error::FormatError;
 use crate::files::{FileId, Files};
 
@@ -78,7 +78,8 @@ impl Sharing<'_> {
         for (position, states) in all {
             let fault = |fault: ZeroFault| fault.at(self.files.path(states.file));
             let found: Vec<_> = states.groups.iter().map(|group| group.step).collect();
-            let (first, expected) = steps.entry(position.tensor).or_insert_with(|| (states.file, found.clone()));
+            let (first, expected) =
+                steps.entry(position.tensor).or_insert_with(|| (states.file, found.clone()));
             if *expected != found {
                 let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
                 let first = base_name(self.files.path(*first));
@@ -91,7 +92,12 @@ impl Sharing<'_> {
         Ok(ranks)
     }
 
-    fn shares(&self, stage: u64, position: Position, states: &OptimizerStates) -> Result<Vec<Share>, ZeroFault> {
+    fn shares(
+        &self,
+        stage: u64,
+        position: Position,
+        states: &OptimizerStates,
+    ) -> Result<Vec<Share>, ZeroFault> {
         let model = &self.models[position.tensor as usize];
         let Some(groups) = &model.parameter_shapes else {
             return Err(ZeroFault::Missing { key: "param_shapes in the model file".to_owned() });
@@ -110,7 +116,9 @@ impl Sharing<'_> {
         }
         let windows = groups.iter().enumerate().map(|(group, shapes)| {
             let of_group = shapes.keys().find_map(|name| model.module.get(name));
-            let dtype = of_group.ok_or_else(|| ZeroFault::Missing { key: format!("the weights of group {group}") })?.dtype;
+            let dtype = of_group
+                .ok_or_else(|| ZeroFault::Missing { key: format!("the weights of group {group}") })?
+                .dtype;
             let round_robin = model.round_robin;
             let facts = FlatFacts { group, rank: ranks.data_rank, ranks: ranks.data, dtype, round_robin };
             let share = window(shapes, facts, states)?;
@@ -125,7 +133,12 @@ impl Sharing<'_> {
         windows.collect()
     }
 
-    fn slices(&self, groups: &[Shapes], ranks: Ranks, states: &OptimizerStates) -> Result<Vec<Share>, ZeroFault> {
+    fn slices(
+        &self,
+        groups: &[Shapes],
+        ranks: Ranks,
+        states: &OptimizerStates,
+    ) -> Result<Vec<Share>, ZeroFault> {
         let mut all = Vec::with_capacity(groups.len());
         for (group, (shapes, found)) in groups.iter().zip(&states.groups).enumerate() {
             let length = found.master.shape[0];
@@ -171,7 +184,9 @@ impl Sharing<'_> {
                 let key = format!("frozen_param_fragments.{name}");
                 return Err(ZeroFault::WrongType { key, expected: "flat tensor" });
             };
-            all.push(Sliced::new(format!("the frozen parameter {name}"), shapes, length, |name| self.is_whole(name))?);
+            all.push(Sliced::new(format!("the frozen parameter {name}"), shapes, length, |name| {
+                self.is_whole(name)
+            })?);
         }
         let over = partitioned_over(&all, ranks, self.built_sliced())?;
         let shares: Vec<_> = all.iter().zip(over).map(|(one, over)| one.share(over, ranks)).collect();

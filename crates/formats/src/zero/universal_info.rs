@@ -82,7 +82,10 @@ impl UniversalInfo {
             return Err(ZeroFault::Newer { key: "universal_checkpoint_version".to_owned(), found, known });
         }
         for key in ["ds_autoep_layers", "autoep_layers", "expert_parameter_patterns"] {
-            if info.find(key)?.is_some_and(|value| value.value().items().is_none_or(|items| !items.is_empty())) {
+            if info
+                .find(key)?
+                .is_some_and(|value| value.value().items().is_none_or(|items| !items.is_empty()))
+            {
                 return Err(ZeroFault::Experts { key: format!("{}.{key}", info.key()) });
             }
         }
@@ -227,7 +230,9 @@ fn affine_piece(piece: &Field<'_>) -> Result<AffinePiece, ZeroFault> {
     };
     let address = |key: &str| -> Result<(i64, Vec<i64>), ZeroFault> {
         let field = piece.get(key)?;
-        let [offset, strides] = &field.items()?[..] else { return Err(field.wrong("pair of offset and strides")) };
+        let [offset, strides] = &field.items()?[..] else {
+            return Err(field.wrong("pair of offset and strides"));
+        };
         let offset = offset.value().as_i64().ok_or_else(|| offset.wrong("whole number"))?;
         Ok((offset, integers(strides)?))
     };

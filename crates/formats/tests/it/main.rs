@@ -4,9 +4,14 @@
 
 mod by_hand;
 mod described;
+mod hostile;
 mod pickle;
+mod rebuilt;
 mod support;
 mod universal;
 mod zero_write;
 mod torch;
 mod engine;
+mod zero;
+mod safetensors;
+mod shards;

@@ -148,9 +148,9 @@ fn built_pickles_have_the_bytes_of_python() {
     let ordered = builder.ordered_dict([(key, size)]);
     let large = builder.uint(u64::MAX);
     let root = builder.tuple([ordered, ordered, large]);
-    // pickle.dumps((d, d, 2**64 - 1), 2) with d = OrderedDict(k=torch.Size([3, 70000])), but for batches of one item.
-    let expected = b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01(X\x01\0\0\0kq\x02ctorch\nSize\nq\x03K\x03J\x70\x11\x01\0\
-                     \x86q\x04\x85q\x05Rq\x06uh\x01\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0\x87q\x07.";
+    // pickle.dumps((d, d, 2**64 - 1), 2) with d = OrderedDict(k=torch.Size([3, 70000])).
+    let expected = b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01X\x01\0\0\0kq\x02ctorch\nSize\nq\x03K\x03J\x70\x11\x01\0\
+                     \x86q\x04\x85q\x05Rq\x06sh\x01\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0\x87q\x07.";
     assert_eq!(builder.finish(root).write().unwrap(), expected);
 }
 

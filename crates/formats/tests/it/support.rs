@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use reshard_formats::pickle::{Node, NodeId, Object, Pickle};
+use reshard_formats::pickle::{Node, NodeId, Object, Pickle, PickleFault};
 
 const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data");
 const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
@@ -27,6 +27,11 @@ pub(crate) fn ground_truth(path: &str) -> Option<PathBuf> {
 /// A file or folder of the repository's own test data.
 pub(crate) fn own(path: &str) -> PathBuf {
     Path::new(OWN).join(path)
+}
+
+/// A folder for files that are written thousands of times: in memory, where the system has a place for that.
+pub(crate) fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// Every file below a folder whose name ends like this, in order.
@@ -110,5 +115,38 @@ fn parts(node: &Node) -> (String, Vec<NodeId>) {
             (label, all)
         }
         leaf => (format!("{leaf:?}"), Vec::new()),
+    }
+}
+
+/// Everything that can be reached from the root, each node once.
+pub(crate) fn reachable(pickle: &Pickle) -> Vec<NodeId> {
+    let mut seen = std::collections::HashSet::new();
+    let mut queue = vec![pickle.root().id()];
+    let mut found = Vec::new();
+    while let Some(id) = queue.pop() {
+        if seen.insert(id) {
+            found.push(id);
+            queue.extend(parts(pickle.node(id)).1);
+        }
+    }
+    found
+}
+
+/// What must hold for any bytes: they are no pickle, or one that can be looked at and written back as it is. What
+/// no pickle of protocol 2 can say is an error then, and nothing else.
+pub(crate) fn is_sound_or_refused(bytes: &[u8]) {
+    let Ok(read) = Pickle::read(bytes) else { return };
+    for id in reachable(&read) {
+        let value = read.value(id);
+        let _ =
+            (value.items(), value.as_numbers(), value.get("step"), value.attribute("step"), value.made_by());
+    }
+    match read.write() {
+        Ok(written) => {
+            let again = Pickle::read(&written).unwrap();
+            same_graph(&read, &again).unwrap_or_else(|difference| panic!("{difference}: {bytes:?}"));
+        }
+        Err(PickleFault::MadeOfItself { .. }) => {}
+        Err(fault) => panic!("{fault}: {bytes:?}"),
     }
 }
