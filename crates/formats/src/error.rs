@@ -9,6 +9,14 @@ use reshard_transport::{FillError, TransportError};
 
 use crate::checkpoint::Format;
 use crate::kept::Kept;
+use crate::replicas::ReplicaFault;
+use crate::write::WriteFault;
+
+use crate::torch::TorchFault;
+use crate::universal::UniversalFault;
+use crate::zero::ZeroFault;
+use crate::zero::write::WriteFault;
+use crate::zero::ZeroFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
 use crate::torch::TorchFault;
@@ -57,6 +65,15 @@ pub enum FormatError {
         fault: ShardsFault,
     },
     /// A torch file.
+    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
+    #[error("{}: {fault}", path.display())]
+    Zero {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZeroFault,
+    },
+    /// A torch file that cannot be read.
     #[error("{}: {fault}", path.display())]
     Torch {
         /// The file.
@@ -103,6 +120,22 @@ pub enum FormatError {
         path: PathBuf,
         /// What differs where.
         fault: ReplicaFault,
+    },
+    /// A ZeRO checkpoint that cannot be written.
+    #[error("{}: {fault}", path.display())]
+    ZeroWrite {
+        /// The source, or a file of it.
+        path: PathBuf,
+        /// Why not.
+        fault: WriteFault,
+    },
+    /// A Universal checkpoint that cannot be read or written.
+    #[error("{}: {fault}", path.display())]
+    Universal {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: UniversalFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -221,6 +254,10 @@ impl FormatError {
             | Self::ShapesDiffer { .. } => Some(Kind::Invalid),
             Self::TopologyUnsupported { .. } => Some(Kind::Unsupported),
             Self::Layout { error, .. } => Some(error.kind()),
+            Self::Zero { fault, .. } => Some(fault.kind()),
+            Self::Torch { fault, .. } => Some(fault.kind()),
+            Self::ZeroWrite { fault, .. } => Some(fault.kind()),
+            Self::Universal { fault, .. } => Some(fault.kind()),
             Self::Safetensors { fault, .. } => Some(fault.kind()),
             Self::Shards { fault, .. } => Some(fault.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),

@@ -63,8 +63,11 @@ impl Model {
         let file = files.add(path)?;
         let states = ModelStates::open(files, file)?;
         let shards = states.parameter_shapes.iter().flatten().flatten();
-        let shards = shards.map(|(name, shape)| (name.clone(), shape.clone())).collect();
-        let second_names = states.shared.iter().cloned().collect();
+        let shards: IndexMap<String, Vec<u64>> =
+            shards.map(|(name, shape)| (name.clone(), shape.clone())).collect();
+        // DeepSpeed compares addresses, which are equal for all tensors without elements: those are no second names.
+        let has_own = |name: &String| shards.contains_key(name) || states.frozen.contains_key(name);
+        let second_names = states.shared.iter().filter(|(second, _)| !has_own(second)).cloned().collect();
         Ok(Self { path: path.to_owned(), states, shards, second_names })
     }
 
@@ -222,7 +225,7 @@ impl Reader<'_> {
             weights.map(|(_, parameter)| &parameter.name).filter(|name| !held(&Kept::Master, name));
         facts.frozen = untrained.filter(|name| !facts.buffers.contains(name)).cloned().collect();
         if !self.folder.unknown.is_empty() {
-            facts.metadata.insert("unknown_entries".to_owned(), self.folder.unknown.join(", "));
+            facts.metadata.insert("unknown files".to_owned(), self.folder.unknown.join(", "));
         }
         facts.config = Some(self.root.join("config.json")).filter(|config| config.is_file());
         Ok(facts)

@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
+mod by_hand;
+mod described;
 mod hostile;
 mod pickle;
 mod rebuilt;
 mod support;
+mod universal;
+mod zero_write;
 mod torch;
 mod zero;
 mod safetensors;

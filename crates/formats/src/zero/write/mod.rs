@@ -20,7 +20,6 @@ mod tree;
 pub use fault::WriteFault;
 pub use trainer::{AdamGroup, TrainerState};
 
-pub(crate) use model::DERIVED;
 pub(crate) use record::{Record, stage_enum};
 pub(crate) use source::{LATEST_UNIVERSAL, OPTIMIZER_STATE, Opened, Origin, UNIVERSAL_ENDING};
 pub(crate) use tree::{Tree, file};
