@@ -10,21 +10,13 @@ use reshard_transport::{FillError, TransportError};
 use crate::checkpoint::Format;
 use crate::kept::Kept;
 use crate::replicas::ReplicaFault;
-use crate::write::WriteFault;
-
-use crate::torch::TorchFault;
-use crate::universal::UniversalFault;
-use crate::zero::ZeroFault;
-use crate::zero::write::WriteFault;
-use crate::zero::ZeroFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
 use crate::torch::TorchFault;
-use crate::zero::ZeroFault;
-use crate::zero::write::WriteFault as ZeroWriteFault;
 use crate::universal::UniversalFault;
 use crate::write::WriteFault;
-use crate::replicas::ReplicaFault;
+use crate::zero::ZeroFault;
+use crate::zero::write::WriteFault as ZeroWriteFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -65,15 +57,6 @@ pub enum FormatError {
         fault: ShardsFault,
     },
     /// A torch file.
-    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
-    #[error("{}: {fault}", path.display())]
-    Zero {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong.
-        fault: ZeroFault,
-    },
-    /// A torch file that cannot be read.
     #[error("{}: {fault}", path.display())]
     Torch {
         /// The file.
@@ -120,22 +103,6 @@ pub enum FormatError {
         path: PathBuf,
         /// What differs where.
         fault: ReplicaFault,
-    },
-    /// A ZeRO checkpoint that cannot be written.
-    #[error("{}: {fault}", path.display())]
-    ZeroWrite {
-        /// The source, or a file of it.
-        path: PathBuf,
-        /// Why not.
-        fault: WriteFault,
-    },
-    /// A Universal checkpoint that cannot be read or written.
-    #[error("{}: {fault}", path.display())]
-    Universal {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        fault: UniversalFault,
     },
     /// A topology or model config that does not fit.
     #[error(transparent)]
@@ -247,17 +214,15 @@ impl FormatError {
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         match self {
-            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => None,
+            Self::Io { .. } | Self::ConfigMissing { .. } | Self::NotKept { .. } | Self::Ambiguous { .. } => {
+                None
+            }
             Self::NotACheckpoint { .. }
             | Self::ParameterMissing { .. }
             | Self::ParameterUnknown { .. }
             | Self::ShapesDiffer { .. } => Some(Kind::Invalid),
             Self::TopologyUnsupported { .. } => Some(Kind::Unsupported),
             Self::Layout { error, .. } => Some(error.kind()),
-            Self::Zero { fault, .. } => Some(fault.kind()),
-            Self::Torch { fault, .. } => Some(fault.kind()),
-            Self::ZeroWrite { fault, .. } => Some(fault.kind()),
-            Self::Universal { fault, .. } => Some(fault.kind()),
             Self::Safetensors { fault, .. } => Some(fault.kind()),
             Self::Shards { fault, .. } => Some(fault.kind()),
             Self::Torch { fault, .. } => Some(fault.kind()),

@@ -4,16 +4,14 @@
 
 mod by_hand;
 mod described;
+mod engine;
 mod hostile;
 mod pickle;
 mod rebuilt;
-mod support;
-mod universal;
-mod zero_write;
-mod torch;
-mod zero;
 mod safetensors;
 mod shards;
 mod support;
 mod torch;
-mod engine;
+mod universal;
+mod zero;
+mod zero_write;
