@@ -23,6 +23,9 @@ pub(crate) enum CliError {
     #[cfg(feature = "demo")]
     #[error("{elements} elements differ")]
     Differs { elements: u64 },
+    /// Two checkpoints that differ; what differs has been said.
+    #[error("{parameters} tensors differ")]
+    CheckpointsDiffer { parameters: u64 },
     /// A config or topology.
     #[error("{context}: {error}")]
     Parallel { context: String, error: ParallelError },
@@ -65,6 +68,7 @@ impl CliError {
         match self {
             #[cfg(feature = "demo")]
             Self::Differs { .. } => 1,
+            Self::CheckpointsDiffer { .. } => 1,
             Self::Usage { .. } => 2,
             Self::Read { .. } | Self::Write { .. } | Self::Json(_) => 6,
             Self::Parallel { error, .. } => of_category(error.category()),

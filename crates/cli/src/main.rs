@@ -16,6 +16,7 @@ mod plan_command;
 mod progress;
 mod side;
 mod size;
+mod verify_command;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,8 @@ enum Command {
     Convert(convert_command::ConvertArguments),
     /// Say what a checkpoint or a layout file holds. Reads no tensor.
     Inspect(inspect_command::InspectArguments),
+    /// Say whether two checkpoints hold the same bits, whatever their formats and layouts.
+    Verify(verify_command::VerifyArguments),
     /// Train a small model, sync it into rollout engines of another sharding, check every element.
     #[cfg(feature = "demo")]
     Demo(demo_command::DemoArguments),
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan_command::run(&arguments).map(|text| (text, Ok(()))),
         Command::Convert(arguments) => convert_command::run(&arguments).map(|text| (text, Ok(()))),
         Command::Inspect(arguments) => inspect_command::run(&arguments).map(|text| (text, Ok(()))),
+        Command::Verify(arguments) => verify_command::run(&arguments),
         #[cfg(feature = "demo")]
         Command::Demo(arguments) => demo_command::run(&arguments),
         #[cfg(feature = "demo")]

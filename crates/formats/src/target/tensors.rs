@@ -62,9 +62,8 @@ pub(super) fn selected(
     let part = part(source, kept)?;
     let mut tensors = Vec::new();
     for (id, parameter) in part.layout.parameters() {
-        let model_dtype = source.facts.model_dtypes.get(&parameter.name).filter(|_| *kept == Kept::Weights);
         let packed = source.facts.packed.get(&parameter.name).cloned();
-        let mut dtype = model_dtype.copied().unwrap_or(parameter.dtype);
+        let mut dtype = source.dtype(kept, parameter);
         if let Some(wanted) = selection.dtype.filter(|_| FLOATS.contains(&dtype) && packed.is_none()) {
             dtype = wanted;
         }
