@@ -7,9 +7,10 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
-use crate::torch::TorchFault;
+use crate::dcp::DcpFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
+use crate::torch::TorchFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +58,14 @@ pub enum FormatError {
         /// What was found.
         fault: ShardsFault,
     },
+    /// A checkpoint of torch.distributed.checkpoint.
+    #[error("{}: {fault}", path.display())]
+    Dcp {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: DcpFault,
+    },
     /// A topology or model config that does not fit.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
@@ -88,6 +97,7 @@ impl FormatError {
             Self::Torch { fault, .. } => Some(fault.kind()),
             Self::Safetensors { fault, .. } => Some(fault.kind()),
             Self::Shards { fault, .. } => Some(fault.kind()),
+            Self::Dcp { fault, .. } => Some(fault.kind()),
             Self::Parallel(error) => match error.category() {
                 Category::Usage => None,
                 Category::Invalid => Some(Kind::Invalid),
