@@ -59,7 +59,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint, FormatError> {
         for Shard { offsets, sizes, span } in whole.shards.iter().filter(|shard| !shard.sizes.contains(&0)) {
             let strides = row_major(sizes);
             let placed = Placed { offsets, sizes, span: *span, first: Elements(0), strides: &strides };
-            parts.place(&files, (&Kept::Weights, id, name), (&whole.shape, whole.dtype), &placed);
+            parts.place(&files, (&Kept::Weights, id), (&whole.shape, whole.dtype), &placed);
         }
     }
     let parts = parts.finish(folder)?;

@@ -61,6 +61,7 @@ pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
     let file = files.add(&metadata)?;
     let pickle = read(&files, file)?;
     let items = metadata::items(&pickle).map_err(|refused| refused.at(&metadata))?;
+    apart(&items).map_err(|fault| FormatError::Dcp { path: metadata.clone(), fault })?;
     let found = find_files(&metadata, folder, &items, &mut files)?;
     let reader = Reader { metadata: &metadata, files: &files, found: &found };
     let mut parts = Parts::default();
@@ -114,6 +115,23 @@ fn read(files: &Files, file: FileId) -> Result<Pickle, FormatError> {
     Pickle::read(&buffer).map_err(|fault| fail(fault.into()))
 }
 
+/// Checks that no two chunks lie in the same bytes, so that no byte is looked at twice.
+fn apart(items: &[Item<'_>]) -> Result<(), DcpFault> {
+    let chunks = items.iter().flat_map(|item| {
+        let chunks = item.tensor.iter().flat_map(|saved| &saved.chunks);
+        chunks.map(|chunk| (chunk.place.file, chunk.place.offset, chunk.place.length, item.name))
+    });
+    let mut places: Vec<_> = chunks.collect();
+    places.sort_unstable();
+    for pair in places.windows(2) {
+        let [(before, offset, length, one), (after, next, _, other)] = pair else { continue };
+        if before == after && offset.checked_add(*length).is_none_or(|end| end > *next) {
+            return Err(DcpFault::SharedBytes { one: (*one).to_owned(), other: (*other).to_owned() });
+        }
+    }
+    Ok(())
+}
+
 /// The files that hold chunks of tensors.
 fn find_files<'a>(
     metadata: &Path,
@@ -153,7 +171,7 @@ impl Reader<'_> {
             let Tensor { strides, offset, storage, .. } = self.tensor(name, saved, chunk)?;
             let Chunk { offsets, sizes, .. } = chunk;
             let placed = Placed { offsets, sizes, span: storage, first: offset, strides: &strides };
-            parts.place(self.files, (kept, id, name), (&saved.shape, saved.dtype), &placed);
+            parts.place(self.files, (kept, id), (&saved.shape, saved.dtype), &placed);
         }
         Ok(())
     }

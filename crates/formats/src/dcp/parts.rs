@@ -5,7 +5,6 @@ use std::path::Path;
 use indexmap::IndexMap;
 use reshard_layout::{Block, Bytes, DType, Elements, Geometry, LayoutBuilder, ParameterId, Rank, Region};
 
-use super::fault::DcpFault;
 use crate::checkpoint::Part;
 use crate::error::FormatError;
 use crate::files::{Files, Span};
@@ -27,8 +26,6 @@ pub(super) struct Placed<'a> {
 #[derive(Default)]
 pub(super) struct Parts {
     parts: IndexMap<Kept, (LayoutBuilder, Vec<Span>)>,
-    /// Every span, with what lies in it.
-    spans: Vec<(Span, String)>,
 }
 
 impl Parts {
@@ -42,7 +39,7 @@ impl Parts {
     pub(super) fn place(
         &mut self,
         files: &Files,
-        (kept, id, name): (&Kept, ParameterId, &str),
+        (kept, id): (&Kept, ParameterId),
         (shape, dtype): (&[u64], DType),
         placed: &Placed<'_>,
     ) {
@@ -56,19 +53,10 @@ impl Parts {
         let geometry = builder.geometry(Geometry::new(shape.iter().copied(), [block]));
         builder.place(id, buffer, Elements(0), geometry);
         spans.push(span);
-        self.spans.push((span, name.to_owned()));
     }
 
     /// The parts, the weights first, each proved to hold every element of every tensor once.
     pub(super) fn finish(mut self, path: &Path) -> Result<IndexMap<Kept, Part>, FormatError> {
-        self.spans.sort();
-        for pair in self.spans.windows(2) {
-            let [(before, one), (after, other)] = pair else { continue };
-            if before.file == after.file && before.offset + before.length > after.offset {
-                let fault = DcpFault::SharedBytes { one: one.clone(), other: other.clone() };
-                return Err(FormatError::Dcp { path: path.to_owned(), fault });
-            }
-        }
         self.parts.sort_keys();
         let part = |(kept, (builder, spans)): (Kept, (LayoutBuilder, Vec<Span>))| {
             let layout =

@@ -263,9 +263,14 @@ fn chunks_lie_where_the_metadata_says() {
     );
     let folder = changed(|builder, value| is_second(value).then(|| builder.none()));
     assert_eq!(refusal(folder.path()), invalid("/.metadata: storage_data of \"Metadata\" cannot be read"));
-    // At the place of another chunk, of other extents.
+    // Two chunks of other extents, each at the place of the other.
+    const SIX: (&str, u64) = (FIRST.0, 1577);
     let folder = changed(|builder, value| {
-        is_place(value, SECOND.0, SECOND.1).then(|| place(builder, FIRST.0, 1577, None))
+        if is_place(value, SECOND.0, SECOND.1) {
+            Some(place(builder, SIX.0, SIX.1, None))
+        } else {
+            is_place(value, SIX.0, SIX.1).then(|| place(builder, SECOND.0, SECOND.1, None))
+        }
     });
     let expected = "/.metadata: \"model.ten\": the chunk at [3, 0] is f32 [2, 2], expected f32 [3, 3]";
     assert_eq!(refusal(folder.path()), invalid(expected));
@@ -273,17 +278,23 @@ fn chunks_lie_where_the_metadata_says() {
     let folder = changed(|builder, value| {
         is_place(value, SECOND.0, SECOND.1).then(|| place(builder, FIRST.0, 0, None))
     });
-    assert_eq!(refusal(folder.path()), invalid(": \"model.ten\" and \"model.ten\" lie in the same bytes"));
-    // In the middle of a chunk, and beyond the file.
+    assert_eq!(
+        refusal(folder.path()),
+        invalid("/.metadata: \"model.ten\" and \"model.ten\" lie in the same bytes")
+    );
+    // In the middle of a chunk of another tensor, and beyond the file.
     let folder = changed(|builder, value| {
-        is_place(value, SECOND.0, SECOND.1).then(|| place(builder, FIRST.0, 100, None))
+        is_place(value, SECOND.0, SECOND.1).then(|| place(builder, FIRST.0, 5000, None))
     });
-    assert_eq!(refusal(folder.path()).1, Kind::Invalid);
+    assert_eq!(
+        refusal(folder.path()),
+        invalid("/.metadata: \"model.half\" and \"model.ten\" lie in the same bytes")
+    );
     let folder = changed(|builder, value| {
-        is_place(value, SECOND.0, SECOND.1).then(|| place(builder, FIRST.0, 6000, None))
+        is_place(value, SECOND.0, SECOND.1).then(|| place(builder, FIRST.0, 6308, None))
     });
     let (reason, _) = refusal(folder.path());
-    assert_eq!(reason, "/__0_0.distcp: no sound zip archive: 1577 bytes at 6000 are not inside the file");
+    assert_eq!(reason, "/__0_0.distcp: no sound zip archive: 1577 bytes at 6308 are not inside the file");
 }
 
 #[test]
