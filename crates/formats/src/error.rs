@@ -8,6 +8,7 @@ use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::{FillError, TransportError};
 
 use crate::checkpoint::Format;
+use crate::dcp::DcpFault;
 use crate::kept::Kept;
 use crate::replicas::ReplicaFault;
 use crate::safetensors::SafetensorsFault;
@@ -87,6 +88,14 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: UniversalFault,
+    },
+    /// A checkpoint of torch.distributed.
+    #[error("{}: {fault}", path.display())]
+    Dcp {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: DcpFault,
     },
     /// An output that cannot be written.
     #[error("{}: {fault}", path.display())]
@@ -229,6 +238,7 @@ impl FormatError {
             Self::Zero { fault, .. } => Some(fault.kind()),
             Self::ZeroWrite { fault, .. } => Some(fault.kind()),
             Self::Universal { fault, .. } => Some(fault.kind()),
+            Self::Dcp { fault, .. } => Some(fault.kind()),
             Self::Write { fault, .. } => fault.kind(),
             Self::Replicas { .. } => Some(Kind::Invalid),
             Self::Parallel(error) => match error.category() {

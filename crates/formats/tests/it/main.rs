@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
 mod by_hand;
+mod dcp;
 mod described;
 mod engine;
 mod hostile;
