@@ -7,10 +7,10 @@ use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::TransportError;
 
-use crate::torch::TorchFault;
-use crate::zero::ZeroFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
+use crate::torch::TorchFault;
+use crate::zero::ZeroFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +41,7 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    },
     /// A safetensors file, folder or index.
     #[error("{}: {fault}", path.display())]
     Safetensors {

@@ -5,8 +5,8 @@
 mod hostile;
 mod pickle;
 mod rebuilt;
+mod safetensors;
+mod shards;
 mod support;
 mod torch;
 mod zero;
-mod safetensors;
-mod shards;
