@@ -42,6 +42,8 @@ struct Output {
     frozen: Vec<String>,
     buffers: Vec<String>,
     metadata: IndexMap<String, String>,
+    /// What is odd about it, and was read all the same.
+    notes: Vec<String>,
     kept: Vec<KeptOutput>,
 }
 
@@ -109,7 +111,7 @@ fn open(path: &Path) -> Result<Opened, CliError> {
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint, arguments: &InspectArguments) -> Result<Output, CliError> {
-    let Facts { stage, tp, dp, step, frozen, buffers, metadata, .. } = checkpoint.facts.clone();
+    let Facts { stage, tp, dp, step, frozen, buffers, metadata, notes, .. } = checkpoint.facts.clone();
     let files = &checkpoint.files;
     let ids = (0..u32::try_from(files.len()).unwrap_or(u32::MAX)).map(reshard_formats::FileId);
     let world = checkpoint.parts.values().map(|part| part.layout.world()).max().unwrap_or(0);
@@ -136,6 +138,7 @@ fn of_checkpoint(checkpoint: &Checkpoint, arguments: &InspectArguments) -> Resul
         frozen,
         buffers,
         metadata,
+        notes,
         kept,
     })
 }
@@ -160,6 +163,7 @@ fn of_layout(layout: &Layout, arguments: &InspectArguments) -> Result<Output, Cl
         frozen: Vec::new(),
         buffers: Vec::new(),
         metadata: IndexMap::new(),
+        notes: Vec::new(),
         kept,
     })
 }
@@ -256,6 +260,9 @@ fn human(output: &Output) -> String {
     }
     for (name, value) in &output.metadata {
         row(name, value.clone());
+    }
+    for note in &output.notes {
+        row("note", note.clone());
     }
     for kept in &output.kept {
         let tensors = format!("{} tensors, {}", count(kept.parameters.len() as u64), bytes(kept.bytes));

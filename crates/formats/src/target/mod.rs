@@ -17,7 +17,7 @@ use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::{AutoTp, Topology};
 use reshard_parallel::zero::{Stage, ZeroOptions};
 
-use crate::checkpoint::{Checkpoint, Part};
+use crate::checkpoint::{Checkpoint, Format, Part};
 use crate::error::FormatError;
 use crate::files::FileId;
 use crate::kept::Kept;
@@ -205,7 +205,9 @@ fn companions(source: &Checkpoint, config: Option<&Path>, output: &mut Output) -
     if let Some(config) = config {
         output.copied.push((config.to_owned(), PathBuf::from("config.json")));
     }
-    let Some(beside) = source.facts.config.as_deref().and_then(Path::parent) else { return Ok(()) };
+    let is_model = matches!(source.format, Format::HuggingFace | Format::Shards);
+    let beside = source.facts.config.as_deref().filter(|_| is_model).and_then(Path::parent);
+    let Some(beside) = beside else { return Ok(()) };
     let io = |cause| FormatError::io("list", beside, cause);
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(beside).map_err(io)? {
