@@ -9,6 +9,7 @@
 //!
 //! Opening one reads headers and pickles, never the bytes of a tensor.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use indexmap::IndexMap;
@@ -40,6 +41,18 @@ pub enum Format {
     Universal,
     /// torch.distributed.checkpoint.
     Dcp,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HuggingFace => "safetensors",
+            Self::Shards => "shards",
+            Self::Zero => "ZeRO",
+            Self::Universal => "Universal",
+            Self::Dcp => "DCP",
+        })
+    }
 }
 
 /// What a checkpoint says beside its tensors.

@@ -59,18 +59,22 @@ pub fn compile(plan: &Plan, wanted: impl Fn(Rank) -> bool) -> Result<Vec<Compile
     Ok(compiled)
 }
 
-fn casts(plan: &Plan, copy: &Copy) -> TransportError {
+pub(crate) fn casts(plan: &Plan, copy: &Copy) -> TransportError {
     let (source_dtype, target_dtype) = plan.types(copy);
     let name = plan.parameters.get(copy.parameter.index()).map(|parameter| parameter.name.clone());
     let parameter = name.unwrap_or_else(|| format!("parameter {}", copy.parameter.0));
     TransportError::CastUnsupported { parameter, source_dtype, target_dtype }
 }
 
-fn malformed(copy: usize, cause: impl Into<String>) -> TransportError {
+pub(crate) fn malformed(copy: usize, cause: impl Into<String>) -> TransportError {
     TransportError::CopyMalformed { copy, cause: cause.into() }
 }
 
-fn find_buffer<'a>(copy: usize, places: &'a Places, end: &End) -> Result<&'a Buffer, TransportError> {
+pub(crate) fn find_buffer<'a>(
+    copy: usize,
+    places: &'a Places,
+    end: &End,
+) -> Result<&'a Buffer, TransportError> {
     let buffer = places.buffers.get(end.buffer.index());
     let buffer = buffer.ok_or_else(|| malformed(copy, format!("there is no buffer {}", end.buffer.0)))?;
     if buffer.storage.index() >= places.storages.len() {
@@ -116,7 +120,7 @@ fn compile_one(
 }
 
 /// A copy ends inside its buffer, and its buffer inside its storage.
-fn check_end(
+pub(crate) fn check_end(
     copy: usize,
     side: &str,
     places: &Places,

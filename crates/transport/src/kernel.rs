@@ -261,7 +261,7 @@ fn end(offset: Bytes, axes: &[Axis], element: Bytes, stride: impl Fn(&Axis) -> u
 }
 
 /// The fewest axes that reach the same pairs of elements, the one with the smallest target stride last.
-fn merged(axes: &[Axis]) -> Vec<Axis> {
+pub(crate) fn merged(axes: &[Axis]) -> Vec<Axis> {
     let mut left: Vec<Axis> = axes.iter().copied().filter(|axis| axis.extent != 1).collect();
     left.sort_by_key(|axis| std::cmp::Reverse((axis.target_stride, axis.source_stride)));
     let mut merged: Vec<Axis> = Vec::with_capacity(left.len());

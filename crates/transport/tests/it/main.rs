@@ -2,6 +2,7 @@
 // Helpers of tests may do what tests may.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod assemble;
 mod collectives;
 mod conformance;
 mod fixture;
