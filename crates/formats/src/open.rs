@@ -77,6 +77,7 @@ fn format(path: &Path) -> Result<Format, FormatError> {
     match Names::of(path)?.formats(path).as_slice() {
         [] => Err(FormatError::NotACheckpoint { path: path.to_owned() }),
         [Format::HuggingFace] if shards::recognise(path)? => Ok(Format::Shards),
+        [Format::HuggingFace] if dcp::recognise(path)? => Ok(Format::Dcp),
         [format] => Ok(*format),
         several => Err(FormatError::Ambiguous { path: path.to_owned(), found: several.to_vec() }),
     }

@@ -25,6 +25,8 @@ use crate::safetensors::{Header, config_beside, json::Entries, tensor_files};
 
 /// The key of a file's metadata under which the places of its shards stand.
 const PLACES: &str = "DCP_SHARDING_INFO";
+/// How the names of such files begin.
+const SHARD: &str = "shard-";
 
 #[derive(Deserialize)]
 struct Place {
@@ -41,6 +43,18 @@ struct Whole {
     dtype: DType,
     shape: Vec<u64>,
     shards: Vec<Shard>,
+}
+
+/// Whether a folder holds such files, by its first one. Whole tensors with an index are a folder of the hub like any
+/// other, also if torch wrote it.
+pub(crate) fn recognise(folder: &Path) -> Result<bool, FormatError> {
+    let names = tensor_files(folder).unwrap_or_default();
+    let Some(first) = names.first().filter(|name| name.to_string_lossy().starts_with(SHARD)) else {
+        return Ok(false);
+    };
+    let mut files = Files::default();
+    let file = files.add(&folder.join(first))?;
+    Ok(Header::read(&files, file)?.metadata.contains_key(PLACES))
 }
 
 /// Opens a folder of such files.

@@ -21,6 +21,7 @@ use std::path::Path;
 use reshard_layout::Bytes;
 
 pub use fault::DcpFault;
+pub(crate) use hub::recognise;
 
 use crate::checkpoint::{Checkpoint, Facts, Format};
 use crate::error::FormatError;

@@ -139,6 +139,14 @@ fn safetensors_files_that_ranks_saved_apart() {
     assert_eq!(weights(&checkpoint, "columns"), numbered(2, 40, 0.0));
 }
 
+#[test]
+fn every_kind_is_recognised_from_its_folder() {
+    for case in ["uneven", "fsdp_tp", "flattened", "hub"] {
+        let checkpoint = Checkpoint::open(&own(&format!("dcp/{case}"))).unwrap();
+        assert_eq!(checkpoint.format, Format::Dcp, "{case}");
+    }
+}
+
 /// A copy of a checkpoint without some of its files.
 fn copy(case: &str, without: &[&str]) -> TempDir {
     let folder = scratch();
