@@ -17,11 +17,13 @@ mod dense;
 mod error;
 pub mod files;
 mod kept;
+mod open;
 pub mod output;
 pub mod pickle;
 mod replicas;
 pub mod safetensors;
 pub mod shards;
+pub mod target;
 pub mod torch;
 pub mod universal;
 pub mod write;
@@ -35,6 +37,7 @@ pub use files::{FileId, Files, Span};
 pub use kept::Kept;
 pub use output::{Checksum, Known, Output, TargetFile};
 pub use replicas::ReplicaFault;
+pub use target::{Selection, Target, Tied};
 pub use write::{
     Filling, OutputFolder, Progress, Replicas, Report, Silent, WriteFault, WriteOptions, write_files,
 };

@@ -50,12 +50,16 @@ class Case:
     stage: int = 1
     dtype: str = "bf16"
     init: str | None = None  # zero.Init: "world" (plain) or "dp" (with the data-parallel group)
-    optimizer: str | None = "client"  # "config": made by DeepSpeed; None: an engine without one
+    # "client": AdamW, "momentum": SGD, both made by the caller; "config": made by DeepSpeed; None: no optimizer
+    optimizer: str | None = "client"
     two_groups: bool = False  # matrices and vectors apart
     frozen: tuple[str, ...] = ()  # names of parameters that take no gradient
     tied: bool = False
     fused: bool = False  # small: adds a fused q/k/v pair of layers, cut per sub-parameter
     empty: bool = False  # small: adds a parameter without elements
+    buffers: bool = (
+        False  # small: adds a table and a number that are no parameters, and one that is not saved
+    )
     bias: bool = True
     layers: int = 1
     heads: int = 4
@@ -92,6 +96,10 @@ class Small(torch.nn.Module):
             self.norm_again = self.norm
         if case.empty:
             self.nothing = torch.nn.Parameter(torch.empty(0, 3))
+        if case.buffers:
+            self.register_buffer("table", torch.arange(10, dtype=torch.float32).reshape(2, 5) / 7)
+            self.register_buffer("count", torch.tensor(41, dtype=torch.int64))
+            self.register_buffer("passing", torch.zeros(3), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(x)
@@ -151,6 +159,8 @@ def make_engine(case: Case) -> Any:
     arguments: dict[str, Any] = {}
     if case.optimizer == "client":
         arguments["optimizer"] = torch.optim.AdamW(_groups(model, case), lr=case.learning_rate)
+    elif case.optimizer == "momentum":
+        arguments["optimizer"] = torch.optim.SGD(_groups(model, case), lr=case.learning_rate, momentum=0.9)
     elif case.optimizer == "config":
         arguments["model_parameters"] = _groups(model, case)
     engine, *_ = deepspeed.initialize(model=model, config=config, **arguments)

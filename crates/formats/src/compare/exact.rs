@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use reshard_layout::{Bytes, coordinate};
-use reshard_plan::{Policy, plan};
 use reshard_transport::Assembly;
 
 use super::{Common, Difference, Held, Side};
@@ -37,10 +36,7 @@ pub(super) fn differences(
 ) -> Result<(Vec<Difference>, Bytes), FormatError> {
     let parameters = commons.iter().map(|common| (common.name.as_str(), &common.shape, common.dtype));
     let dense = dense_layout(&first.checkpoint.root, parameters)?;
-    let plans = [
-        plan(&first.part.layout, &dense, Policy::Lowest)?,
-        plan(&second.part.layout, &dense, Policy::Lowest)?,
-    ];
+    let plans = [first.plan(&dense)?, second.plan(&dense)?];
     let assemblies = [Assembly::new(&plans[0])?, Assembly::new(&plans[1])?];
     let readers = [first.checkpoint.reader(first.part), second.checkpoint.reader(second.part)];
     let sources = [Counted::new(&readers[0]), Counted::new(&readers[1])];

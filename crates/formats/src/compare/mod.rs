@@ -7,6 +7,7 @@
 //!                       parameters whose sums differ are then compared byte by byte, to name what differs
 //! ```
 //!
+//! Weights are compared in the type in which the model computes: where a side keeps fp32 masters alone, as these rounded.
 //! Bits are bits: a NaN is equal to a NaN of the same payload only, and zero differs from negative zero.
 
 mod exact;
@@ -17,6 +18,7 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use reshard_layout::{Bytes, DType, Dims, Layout, volume};
+use reshard_plan::{Options, Plan, Policy};
 
 use crate::checkpoint::{Checkpoint, Part};
 use crate::error::FormatError;
@@ -170,13 +172,21 @@ struct Side<'a> {
     part: &'a Part,
 }
 
+impl Side<'_> {
+    /// The plan into whole parameters.
+    fn plan(&self, dense: &Layout) -> Result<Plan, FormatError> {
+        Ok(Options::new(Policy::Lowest).cast(true).plan(&self.part.layout, dense)?)
+    }
+}
+
 /// The bytes that [`compare`] tells a [`Progress`] of, where all is alike: those of all common parameters, on both
 /// sides.
 #[must_use]
 pub fn comparable_bytes(first: &Checkpoint, second: &Checkpoint) -> Bytes {
     let of = |(kept, part): (&Kept, &Part)| {
         let other = second.parts.get(kept)?;
-        let commons = common(kept, &part.layout, &other.layout).0;
+        let sides = [Side { checkpoint: first, part }, Side { checkpoint: second, part: other }];
+        let commons = common(kept, sides).0;
         Some(commons.iter().map(|common| 2 * common.bytes()).sum::<u64>())
     };
     Bytes(first.parts.iter().filter_map(of).sum())
@@ -202,11 +212,11 @@ pub fn compare(
             result.alone.push((kept.clone(), Held { first: true, second: false }));
             continue;
         };
-        let (mut commons, differences) = common(kept, &part.layout, &other.layout);
+        let sides = [Side { checkpoint: first, part }, Side { checkpoint: second, part: other }];
+        let (mut commons, differences) = common(kept, sides);
         result.compared.push(kept.clone());
         result.parameters += commons.len();
         result.differences.extend(differences);
-        let sides = [Side { checkpoint: first, part }, Side { checkpoint: second, part: other }];
         if !result.is_exact {
             let (sums, bytes) = sums::differing(sides, &commons, crew, progress)?;
             result.bytes_read += bytes;
@@ -226,7 +236,8 @@ pub fn compare(
 }
 
 /// What both have alike, and what differs before any byte is read.
-fn common(kept: &Kept, first: &Layout, second: &Layout) -> (Vec<Common>, Vec<Difference>) {
+fn common(kept: &Kept, sides: [Side<'_>; 2]) -> (Vec<Common>, Vec<Difference>) {
+    let [first, second] = sides.map(|side| &side.part.layout);
     let (mut commons, mut differences) = (Vec::new(), Vec::new());
     let ours = first.parameters().map(|(_, parameter)| parameter);
     let theirs = second.parameters().map(|(_, parameter)| parameter);
@@ -240,14 +251,17 @@ fn common(kept: &Kept, first: &Layout, second: &Layout) -> (Vec<Common>, Vec<Dif
             continue;
         };
         let (one, other) = (first.parameter(one), second.parameter(other));
+        let dtypes = Held {
+            first: sides[0].checkpoint.dtype(&kept, one),
+            second: sides[1].checkpoint.dtype(&kept, other),
+        };
         if one.shape != other.shape {
             let shapes = Held { first: one.shape.clone(), second: other.shape.clone() };
             differences.push(Difference::Shape { kept, parameter, shapes });
-        } else if one.dtype != other.dtype {
-            let dtypes = Held { first: one.dtype, second: other.dtype };
+        } else if dtypes.first != dtypes.second {
             differences.push(Difference::Type { kept, parameter, dtypes });
         } else {
-            commons.push(Common { name: parameter, shape: one.shape.clone(), dtype: one.dtype });
+            commons.push(Common { name: parameter, shape: one.shape.clone(), dtype: dtypes.first });
         }
     }
     (commons, differences)

@@ -10,7 +10,7 @@ use reshard_layout::{
     Buffer, BufferId, Bytes, Elements, Layout, Places, Rank, Region, Storage, StorageId, boxes_of_run,
     row_major,
 };
-use reshard_plan::{Copy, End, Plan, Policy, plan};
+use reshard_plan::{Copy, End, Plan};
 use reshard_transport::{Assembly, Fingerprint, Fingerprinter};
 
 use super::{Common, Side};
@@ -42,7 +42,7 @@ fn sums(
     crew: Crew,
     progress: &dyn Progress,
 ) -> Result<(Vec<Fingerprint>, Bytes), FormatError> {
-    let packed = packed(side, plan(&side.part.layout, dense, Policy::Lowest)?);
+    let packed = packed(side, side.plan(dense)?);
     let assembly = Assembly::new(&packed)?;
     let reader = side.checkpoint.reader(side.part);
     let sources = Counted::new(&reader);

@@ -7,8 +7,20 @@
 //!
 //! A class is two names, a call is what would be called and with what. Nothing is looked up, so nothing can run.
 
+mod atoms;
+mod build;
+mod collect;
+mod fault;
+mod memo;
+mod opcode;
+mod read;
+mod text;
 mod value;
+mod write;
 
+pub use build::PickleBuilder;
+pub use fault::PickleFault;
+pub use read::{MARKS_MAX, NODES_MAX, PICKLE_BYTES_MAX};
 pub use value::{Entries, Value};
 
 /// Names a node of a [`Pickle`].
@@ -72,6 +84,53 @@ pub struct Object {
     pub elements: Vec<NodeId>,
 }
 
+impl Object {
+    /// What calling `callable` gives.
+    pub(crate) fn call(callable: NodeId, arguments: NodeId) -> Self {
+        let (items, elements) = (Vec::new(), Vec::new());
+        Self { callable, arguments, keywords: None, is_new: false, state: None, items, elements }
+    }
+}
+
+impl Node {
+    /// What it is, in words.
+    #[must_use]
+    pub fn what(&self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Bool(_) => "a truth value",
+            Self::Int(_) | Self::BigInt(_) => "an integer",
+            Self::Float(_) => "a float",
+            Self::Str(_) => "text",
+            Self::Bytes(_) => "bytes",
+            Self::List(_) => "a list",
+            Self::Tuple(_) => "a tuple",
+            Self::Dict(_) => "a dictionary",
+            Self::Set(..) => "a set",
+            Self::Class { .. } => "a class",
+            Self::Object(_) => "an object",
+            Self::Persistent(_) => "a persistent id",
+        }
+    }
+
+    /// Visits every id that it holds.
+    fn for_each_child(&mut self, mut visit: impl FnMut(&mut NodeId)) {
+        match self {
+            Self::List(items) | Self::Tuple(items) | Self::Set(items, _) => items.iter_mut().for_each(visit),
+            Self::Dict(entries) => entries.iter_mut().flat_map(|(key, value)| [key, value]).for_each(visit),
+            Self::Persistent(id) => visit(id),
+            Self::Object(object) => {
+                let Object { callable, arguments, keywords, is_new: _, state, items, elements } =
+                    &mut **object;
+                let single = [callable, arguments].into_iter().chain(keywords).chain(state);
+                let pairs = items.iter_mut().flat_map(|(key, value)| [key, value]);
+                single.chain(pairs).chain(elements).for_each(visit);
+            }
+            _ => {}
+        }
+    }
+}
+
 /// A pickle as a graph. Invariant: every id in it is a node of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pickle {
@@ -80,6 +139,23 @@ pub struct Pickle {
 }
 
 impl Pickle {
+    /// Reads a pickle of protocol 0 to 5.
+    ///
+    /// # Errors
+    /// [`PickleFault`], if it is no pickle, refers to what is not in it, or is over a limit:
+    /// [`PICKLE_BYTES_MAX`], [`NODES_MAX`], [`MARKS_MAX`].
+    pub fn read(bytes: &[u8]) -> Result<Self, PickleFault> {
+        read::read(bytes)
+    }
+
+    /// The pickle in protocol 2 (4 if an object has keyword arguments). Reading it gives the same graph.
+    ///
+    /// # Errors
+    /// [`PickleFault::MadeOfItself`], and [`PickleFault::Limit`] over [`PICKLE_BYTES_MAX`] or [`MARKS_MAX`].
+    pub fn write(&self) -> Result<Vec<u8>, PickleFault> {
+        write::write(self)
+    }
+
     /// What was pickled.
     #[must_use]
     pub fn root(&self) -> Value<'_> {

@@ -14,6 +14,10 @@ impl<'a> Value<'a> {
         Self { pickle, id }
     }
 
+    pub(super) fn pickle(self) -> &'a Pickle {
+        self.pickle
+    }
+
     /// Its id: equal for what is one object.
     #[must_use]
     pub fn id(self) -> NodeId {
@@ -64,6 +68,12 @@ impl<'a> Value<'a> {
     #[must_use]
     pub fn as_str(self) -> Option<&'a str> {
         if let Node::Str(text) = self.node() { Some(text) } else { None }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn as_bytes(self) -> Option<&'a [u8]> {
+        if let Node::Bytes(bytes) = self.node() { Some(bytes) } else { None }
     }
 
     /// The result of a call.
@@ -133,6 +143,12 @@ impl<'a> Value<'a> {
     #[must_use]
     pub fn get(self, key: &str) -> Option<Value<'a>> {
         self.entries()?.filter(|(known, _)| known.as_str() == Some(key)).last().map(|(_, value)| value)
+    }
+
+    /// What `BUILD` hands an object.
+    #[must_use]
+    pub fn state(self) -> Option<Value<'a>> {
+        self.as_object()?.state.map(|state| self.pickle.value(state))
     }
 
     /// An attribute of an object whose `BUILD` was handed a dictionary (or a pair of which the second is one).
