@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use reshard_formats::pickle::{Node, NodeId, Object, Pickle, PickleFault};
 
@@ -27,6 +28,12 @@ pub(crate) fn ground_truth(path: &str) -> Option<PathBuf> {
 /// A file or folder of the repository's own test data.
 pub(crate) fn own(path: &str) -> PathBuf {
     Path::new(OWN).join(path)
+}
+
+/// How long a fuzz target runs: with eight of them a minute in all, or as long as `RESHARD_FUZZ_SECONDS` says.
+pub(crate) fn fuzz_time() -> Duration {
+    let seconds = std::env::var("RESHARD_FUZZ_SECONDS").ok().map(|text| text.parse().unwrap());
+    Duration::from_secs_f64(seconds.unwrap_or(7.5))
 }
 
 /// A folder for files that are written thousands of times: in memory, where the system has a place for that.

@@ -6,13 +6,8 @@
 //!   seed 3 = protocol_3.pkl  ──changes──►  bytes  ──read──►  refused, or sound
 //! ```
 
-use std::time::Duration;
-
 use crate::hostile::torch;
-use crate::support::{is_sound_or_refused, own, scratch};
-
-/// How long each target runs.
-const SECONDS: u64 = 5;
+use crate::support::{fuzz_time, is_sound_or_refused, own, scratch};
 
 /// A change to one place of a file: another byte, one more, one less, a stretch doubled, or the rest cut off.
 type Change = (u16, u8, u8);
@@ -55,21 +50,14 @@ fn pickles() {
     seeds.extend(
         ["dtypes", "views"].map(|name| pickle_of(&std::fs::read(own(&format!("torch/{name}.pt"))).unwrap())),
     );
-    bolero::check!()
-        .with_type::<(u8, Vec<Change>)>()
-        .with_max_len(256)
-        .with_test_time(Duration::from_secs(SECONDS))
-        .for_each(|(seed, changes)| {
-            is_sound_or_refused(&damage(&seeds[usize::from(*seed) % seeds.len()], changes))
-        });
+    bolero::check!().with_type::<(u8, Vec<Change>)>().with_max_len(256).with_test_time(fuzz_time()).for_each(
+        |(seed, changes)| is_sound_or_refused(&damage(&seeds[usize::from(*seed) % seeds.len()], changes)),
+    );
 }
 
 #[test]
 fn bytes_without_a_seed() {
-    bolero::check!()
-        .with_max_len(512)
-        .with_test_time(Duration::from_secs(SECONDS / 2))
-        .for_each(is_sound_or_refused);
+    bolero::check!().with_max_len(512).with_test_time(fuzz_time()).for_each(is_sound_or_refused);
 }
 
 #[test]
@@ -78,14 +66,12 @@ fn torch_files() {
         .map(|name| std::fs::read(own(&format!("torch/{name}.pt"))).unwrap());
     let folder = scratch();
     let path = folder.path().join("fuzzed.pt");
-    bolero::check!()
-        .with_type::<(u8, Vec<Change>)>()
-        .with_max_len(256)
-        .with_test_time(Duration::from_secs(SECONDS))
-        .for_each(|(seed, changes)| {
+    bolero::check!().with_type::<(u8, Vec<Change>)>().with_max_len(256).with_test_time(fuzz_time()).for_each(
+        |(seed, changes)| {
             std::fs::write(&path, damage(&seeds[usize::from(*seed) % seeds.len()], changes)).unwrap();
             torch::is_sound_or_refused(&path);
-        });
+        },
+    );
 }
 
 #[test]
@@ -97,14 +83,12 @@ fn dcp_metadata() {
     }
     let path = folder.path().join(".metadata");
     let seed = std::fs::read(&path).unwrap();
-    bolero::check!()
-        .with_type::<Vec<Change>>()
-        .with_max_len(256)
-        .with_test_time(Duration::from_secs(SECONDS))
-        .for_each(|changes| {
+    bolero::check!().with_type::<Vec<Change>>().with_max_len(256).with_test_time(fuzz_time()).for_each(
+        |changes| {
             std::fs::write(&path, damage(&seed, changes)).unwrap();
             if let Err(error) = reshard_formats::dcp::open(folder.path()) {
                 assert!(!error.to_string().is_empty());
             }
-        });
+        },
+    );
 }

@@ -1,13 +1,10 @@
 //! Fuzz targets: plain tests on a stable compiler, driven further by `cargo bolero test`.
 
-use std::time::Duration;
-
 use reshard_formats::safetensors::{Index, SafetensorsFault};
 
 use super::oracle::assert_agree;
 use super::support::file_of;
-
-const TEST_TIME: Duration = Duration::from_secs(5);
+use crate::support::fuzz_time;
 
 /// Words of which a header is made, so that random bytes get past the parser of JSON.
 const WORDS: [&str; 32] = [
@@ -52,7 +49,7 @@ fn text_of(words: &[u8]) -> String {
 /// Random words, and after them as many bytes of data as the first byte says.
 #[test]
 fn fuzz_header() {
-    bolero::check!().with_test_time(TEST_TIME).for_each(|input: &[u8]| {
+    bolero::check!().with_test_time(fuzz_time()).for_each(|input: &[u8]| {
         let (data, words) = input.split_first().map_or((0, input), |(data, words)| (*data, words));
         assert_agree(&file_of(&text_of(words), usize::from(data % 20)));
         let whole = r#"{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[4,20]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
@@ -67,7 +64,7 @@ fn fuzz_header() {
 
 #[test]
 fn fuzz_index() {
-    bolero::check!().with_test_time(TEST_TIME).for_each(|input: &[u8]| {
+    bolero::check!().with_test_time(fuzz_time()).for_each(|input: &[u8]| {
         let entries = text_of(input).replace("\"F32\"", "\"../x\"").replace("\"U8\"", "\"x/y\"");
         for json in [
             input.to_vec(),

@@ -1,12 +1,11 @@
 //! Truncated at every length, damaged at every byte of the header: an error or a valid reading, and no panic.
 
-use std::time::Duration;
-
 use reshard_formats::shards::{RankLayout, open};
 use reshard_formats::{Checkpoint, FormatError};
 
 use super::support::{folder_of_layouts, two_files};
 use crate::safetensors::support::{folder_with, weights};
+use crate::support::fuzz_time;
 
 fn assert_sound(opened: Result<Checkpoint, FormatError>) {
     match opened {
@@ -60,7 +59,7 @@ fn fuzz_shards_metadata() {
     );
     assert!(open(folder_of_layouts(&[(whole, &[2, 3])]).path()).is_ok());
     let digits: Vec<usize> = whole.match_indices(|c: char| c.is_ascii_digit()).map(|(at, _)| at).collect();
-    bolero::check!().with_test_time(Duration::from_secs(5)).for_each(|input: &[u8]| {
+    bolero::check!().with_test_time(fuzz_time()).for_each(|input: &[u8]| {
         let mut numbers: Vec<String> = whole.chars().map(String::from).collect();
         let mut bytes = whole.as_bytes().to_vec();
         for edit in input.chunks_exact(2).take(4) {

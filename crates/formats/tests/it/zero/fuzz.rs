@@ -3,17 +3,15 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use reshard_formats::pickle::{NodeId, Pickle, PickleBuilder, Value};
 use reshard_formats::torch::{Contents, TorchFile, torch_file};
 use reshard_formats::{FileId, Files, zero};
 use reshard_layout::Bytes;
 
-use crate::support::{own, scratch};
+use crate::support::{fuzz_time, own, scratch};
 use crate::torch::render;
 
-const SECONDS: u64 = 5;
 /// Objects of a pickle that are counted.
 const OBJECTS_MAX: usize = 100_000;
 
@@ -100,7 +98,7 @@ fn objects() {
     bolero::check!()
         .with_type::<(u8, u8, Vec<(u16, u8, i64)>)>()
         .with_max_len(256)
-        .with_test_time(Duration::from_secs(SECONDS))
+        .with_test_time(fuzz_time())
         .for_each(|(fixture, file, changes)| {
             let fixture = usize::from(*fixture) % fixtures.len();
             let (folder, seeds) = (folders[fixture].path(), &seeds[fixture]);
