@@ -13,8 +13,7 @@ use crate::write::WriteFault;
 use crate::torch::TorchFault;
 use crate::universal::UniversalFault;
 use crate::zero::ZeroFault;
-use crate::zero::write::WriteFault;
-use crate::zero::ZeroFault;
+use crate::zero::write::ZeroWriteFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
 
@@ -55,6 +54,7 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    },
     /// A safetensors file, folder or index.
     #[error("{}: {fault}", path.display())]
     Safetensors {
@@ -77,7 +77,7 @@ pub enum FormatError {
         /// The source, or a file of it.
         path: PathBuf,
         /// Why not.
-        fault: WriteFault,
+        fault: ZeroWriteFault,
     },
     /// A Universal checkpoint that cannot be read or written.
     #[error("{}: {fault}", path.display())]
@@ -131,14 +131,6 @@ impl From<FillError> for FormatError {
             error => Self::Fill(error),
         }
     }
-    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
-    #[error("{}: {fault}", path.display())]
-    Zero {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong.
-        fault: ZeroFault,
-    },
 }
 
 impl FormatError {

@@ -212,7 +212,7 @@ impl Reader<'_> {
         let untrained = weights.map(|(_, parameter)| &parameter.name).filter(|name| !held(&Kept::Master, name));
         facts.frozen = untrained.filter(|name| !facts.buffers.contains(name)).cloned().collect();
         if !self.folder.unknown.is_empty() {
-            facts.metadata.insert("unknown files".to_owned(), self.folder.unknown.join(", "));
+            facts.notes.push(format!("unknown entries: {}", self.folder.unknown.join(", ")));
         }
         facts.config = Some(self.root.join("config.json")).filter(|config| config.is_file());
         Ok(facts)

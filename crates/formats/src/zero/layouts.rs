@@ -162,7 +162,7 @@ impl Folder {
             model_dtypes: self.catalogue.tensors.iter().filter_map(dtype).collect(),
             config: None,
             metadata,
-            packed: IndexMap::new(),
+            ..Facts::default()
         }
     }
 }

@@ -71,7 +71,7 @@ fn what_deepspeed_converted_is_read() {
         assert_eq!(facts.model_dtypes.len(), 47);
         assert!(facts.model_dtypes.values().all(|dtype| *dtype == DType::Bf16));
         assert_eq!(facts.frozen, Vec::<String>::new());
-        assert_eq!(facts.metadata.get("unknown files"), None);
+        assert_eq!(facts.notes, Vec::<String>::new());
         let weights = &checkpoint.parts[&Kept::Weights];
         assert_eq!(weights.layout.parameters().next().unwrap().1.name, "model.embed_tokens.weight");
         let within = universal::open(&data.join(format!("universal_stage{stage}")).join(TAG)).unwrap();

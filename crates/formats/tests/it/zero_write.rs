@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use reshard_formats::zero::write::{self, AdamGroup, TrainerState, WriteFault};
+use reshard_formats::zero::write::{self, AdamGroup, TrainerState, ZeroWriteFault};
 use reshard_formats::{Checkpoint, FormatError, Kept, universal, zero};
 use reshard_layout::{DType, Layout, ParameterId};
 use reshard_parallel::engine::DeepSpeed;
