@@ -18,7 +18,7 @@ use crate::files::Files;
 use crate::output::Output;
 use crate::zero::files::Position;
 use crate::zero::write::{Opened, Origin, Tree, file};
-use crate::zero::ModelStates;
+use crate::zero::{ModelStates, second_names};
 
 /// Adds the files of model states that loaders of `families` look for.
 pub(super) fn add(
@@ -28,7 +28,8 @@ pub(super) fn add(
     families: Families,
 ) -> Result<(), FormatError> {
     let plain = |position: &Position| format!("mp_rank_{:02}_model_states.pt", position.tensor);
-    let partitioned = |position: &Position| format!("zero_pp_rank_0_mp_rank_{:02}_model_states.pt", position.tensor);
+    let partitioned =
+        |position: &Position| format!("zero_pp_rank_0_mp_rank_{:02}_model_states.pt", position.tensor);
     if families.plain {
         one_family(output, folder, (&origin.plain, &origin.partitioned), plain)?;
     }
@@ -82,6 +83,11 @@ fn without_weights<'o>(files: &Files, opened: &'o Opened) -> Result<Tree<'o>, Fo
                 Tree::Ordered(module)
             }
             "frozen_param_fragments" => Tree::None,
+            // Placeholders share nothing, so that the names must be said.
+            "shared_params" => {
+                let names = second_names(&states).into_iter();
+                Tree::dict(names.map(|(second, first)| (second, Tree::Str(first))).collect())
+            }
             _ => opened.taken(files, key, value)?,
         };
         entries.push((key.to_owned(), tree));

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use reshard_layout::{
-    Block, Bytes, DType, Elements, Geometry, LayoutBuilder, LayoutError, ParameterId, Rank, Region, row_major, volume,
+    Block, Bytes, DType, Elements, Geometry, LayoutBuilder, LayoutError, ParameterId, Rank, Region,
+    row_major, volume,
 };
 
 use super::fault::UniversalFault;
@@ -87,7 +88,8 @@ impl TensorsDraft {
     pub(super) fn add_part(&mut self, part: &Part) {
         let places = part.layout.places();
         for (id, parameter) in part.layout.parameters() {
-            let target = self.builder.parameter(&parameter.name, parameter.shape.iter().copied(), parameter.dtype);
+            let target =
+                self.builder.parameter(&parameter.name, parameter.shape.iter().copied(), parameter.dtype);
             self.names.insert(parameter.name.clone(), target);
             for piece in part.layout.pieces_of(id) {
                 let buffer = places.buffer(piece.buffer);
@@ -116,8 +118,7 @@ impl TensorsDraft {
         self.names.insert(name.to_owned(), parameter);
         self.spans.push(span);
         let storage = self.builder.storage(Rank(0), name, span.length);
-        let buffer =
-            self.builder.buffer(storage, Bytes(0), dtype, Elements(span.length.0 / dtype.size()));
+        let buffer = self.builder.buffer(storage, Bytes(0), dtype, Elements(span.length.0 / dtype.size()));
         if !geometry.blocks().is_empty() {
             let geometry = self.builder.geometry(geometry);
             self.builder.place(parameter, buffer, base, geometry);

@@ -1,4 +1,4 @@
-//! Frozen parameters, from the files of model states alone: what a Universal checkpoint keeps of a ZeRO one.
+//! Frozen parameters and second names, from the files of model states alone: what a Universal checkpoint keeps of a ZeRO one.
 //!
 //! ```text
 //!   mp_rank_00, mp_rank_01                 module[name]: a shard each
@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::catalogue::{Catalogue, Role, catalogue};
+use super::catalogue::{Catalogue, Role, aliases, catalogue};
 use super::files::Position;
 use super::model_states::ModelStates;
 use super::part::Pieces;
@@ -16,6 +16,15 @@ use super::sharing::Sharing;
 use crate::checkpoint::Part;
 use crate::error::FormatError;
 use crate::files::Files;
+
+/// Second names of parameters, and the first ones, as one file of model states shows them: with weights or without.
+pub(crate) fn second_names(model: &ModelStates) -> Vec<(String, String)> {
+    let mut shards = model.parameter_shapes.iter().flatten().flatten();
+    let is_placeholder = |(name, shape): (&String, &Vec<u64>)| {
+        model.module.get(name).is_some_and(|tensor| tensor.shape == [0] && shape != &[0])
+    };
+    aliases(model, shards.any(is_placeholder))
+}
 
 /// Where the frozen parameters that are `wanted` lie in files of model states: of stage 3 (`sliced`) or below.
 ///

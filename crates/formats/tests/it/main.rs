@@ -3,15 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
 mod converted;
+mod dcp;
 mod described;
+mod engine;
 mod hostile;
 mod pickle;
 mod rebuilt;
 mod safetensors;
 mod shards;
 mod support;
-mod universal;
-mod zero_write;
 mod torch;
-mod engine;
+mod universal;
 mod zero;
+mod zero_write;

@@ -86,7 +86,8 @@ fn what_is_written_is_what_deepspeed_wrote_key_by_key() {
         }
         assert_eq!(listed, names(&theirs), "stage {stage}");
         for name in listed.iter().filter(|name| name.ends_with(".pt")) {
-            let (mut ours, mut theirs) = (described(&folder.path().join(name)), described(&theirs.join(name)));
+            let (mut ours, mut theirs) =
+                (described(&folder.path().join(name)), described(&theirs.join(name)));
             if name.ends_with("optimizer_state.pt") {
                 theirs = without_flat_tensors(theirs);
             }
@@ -112,9 +113,9 @@ fn assert_loadable(folder: &Path, plain: bool, partitioned: bool) {
     let state = described(&folder.join("zero/optimizer_state.pt"));
     let step = "f32 [] 4271a0b06a4ae5ac";
     assert_eq!(state["/param_groups/0/lr"], "Float(0.001)");
-    assert_eq!(state.get("/ds_version").map(String::as_str), plain.then_some("Str(\"0.19.8\")"));
+    assert!(!plain || state["/ds_version"] == "Str(\"0.19.8\")");
     let inner = "/optimizer_state_dict/state/[0]/step";
-    assert_eq!(state.get(inner).is_some(), partitioned);
+    assert_eq!(state.contains_key(inner), partitioned);
     let steps = described(&folder.join("zero/lm_head.weight/step.pt"));
     assert!(state.get(inner).is_none_or(|value| value == &steps[""]), "{} is not {step}", steps[""]);
     assert!(!state.keys().any(|key| key.contains("exp_avg") || key.contains("fp32")), "a flat tensor");
@@ -235,7 +236,10 @@ fn refused_as(damage: impl FnOnce(&Path)) -> (PathBuf, UniversalFault) {
 #[test]
 fn damaged_folders_are_refused_by_name() {
     let (path, fault) = refused_as(|root| std::fs::rename(root.join("zero"), root.join("one")).unwrap());
-    assert_eq!((fault, path.file_name().unwrap().to_str()), (UniversalFault::NoParameters, Some("step2_universal")));
+    assert_eq!(
+        (fault, path.file_name().unwrap().to_str()),
+        (UniversalFault::NoParameters, Some("step2_universal"))
+    );
 
     let (path, fault) = refused_as(|root| std::fs::remove_file(root.join("zero/up.weight/fp32.pt")).unwrap());
     assert_eq!(fault, UniversalFault::NoMaster { parameter: "up.weight".to_owned() });
@@ -269,7 +273,10 @@ fn damaged_folders_are_refused_by_name() {
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
     });
-    assert!(matches!(torn, FormatError::Torch { ref path, .. } if path.ends_with("up.weight/fp32.pt")), "{torn}");
+    assert!(
+        matches!(torn, FormatError::Torch { ref path, .. } if path.ends_with("up.weight/fp32.pt")),
+        "{torn}"
+    );
 }
 
 #[test]
@@ -293,6 +300,9 @@ fn a_pointer_that_climbs_is_refused() {
         let folder = copied(|_| {});
         std::fs::write(folder.path().join("latest_universal"), tag).unwrap();
         let error = universal::open(folder.path()).unwrap_err();
-        assert!(matches!(error, FormatError::Zero { fault: ZeroFault::BadTag { .. }, .. }), "{tag:?}: {error}");
+        assert!(
+            matches!(error, FormatError::Zero { fault: ZeroFault::BadTag { .. }, .. }),
+            "{tag:?}: {error}"
+        );
     }
 }

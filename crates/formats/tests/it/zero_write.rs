@@ -230,7 +230,9 @@ fn published_maps_are_those_of_live_engines() {
         ("variants/s1_tp4_kv2_dp2.json", "autotp:tp=4,dp=2,zero=1"),
         ("variants/s1_param_alignment.json", "autotp:tp=2,dp=2,zero=1"),
     ] {
-        let dump = dump(&data, name);
+        let mut dump = dump(&data, name);
+        dump["model_config"]["model_type"] = "qwen3".into();
+        dump["model_config"]["attention_bias"] = dump["config"]["bias"].clone();
         let engine = engine_of(&dump["model_config"].to_string(), topology, ZeroOptions::default());
         let output = write::files(&engine, &trainer()).unwrap().output;
         let is_model = |path: &Path| path.to_str().unwrap().ends_with("model_states.pt");
@@ -239,7 +241,7 @@ fn published_maps_are_those_of_live_engines() {
         let path = folder.path().join("model_states.pt");
         std::fs::write(&path, known_bytes(models.next().unwrap())).unwrap();
         let published = json_at(&path, "universal_checkpoint_info");
-        assert_eq!(published, dump["ranks"][0]["universal_checkpoint_info"], "{name}");
+        assert!(published == dump["ranks"][0]["universal_checkpoint_info"], "{name}");
         compared += published["affine_map"]["params"].as_object().unwrap().len();
     }
     assert_eq!(compared, 47 + 46 + 63 + 63 + 47 + 47);
