@@ -75,6 +75,7 @@ class Case:
     )
     hpz: int = 1
     drift: bool = False
+    universal: bool = False  # checkpoints that it loads are Universal ones
     learning_rate: float = 1e-2
 
     def but(self, **changes: Any) -> Case:
@@ -231,6 +232,8 @@ def engine_config(case: Case) -> dict[str, Any]:
         config["tensor_parallel"] = {"autotp_size": case.tp}
         if case.model == "small":
             config["tensor_parallel"]["partition_config"] = _partition_config(case)
+    if case.universal:
+        config["checkpoint"] = {"load_universal": True}
     if case.optimizer == "config":
         config["optimizer"] = {"type": "AdamW", "params": {"lr": case.learning_rate, "torch_adam": True}}
     return config

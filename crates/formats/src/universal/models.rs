@@ -16,9 +16,9 @@ use super::output::Families;
 use crate::error::FormatError;
 use crate::files::Files;
 use crate::output::Output;
-use crate::zero::ModelStates;
 use crate::zero::files::Position;
 use crate::zero::write::{Opened, Origin, Tree, file};
+use crate::zero::{ModelStates, second_names};
 
 /// Adds the files of model states that loaders of `families` look for.
 pub(super) fn add(
@@ -83,6 +83,11 @@ fn without_weights<'o>(files: &Files, opened: &'o Opened) -> Result<Tree<'o>, Fo
                 Tree::Ordered(module)
             }
             "frozen_param_fragments" => Tree::None,
+            // Placeholders share nothing, so that the names must be said.
+            "shared_params" => {
+                let names = second_names(&states).into_iter();
+                Tree::dict(names.map(|(second, first)| (second, Tree::Str(first))).collect())
+            }
             _ => opened.taken(files, key, value)?,
         };
         entries.push((key.to_owned(), tree));

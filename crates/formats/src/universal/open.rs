@@ -25,7 +25,7 @@ use crate::kept::Kept;
 use crate::torch::{Tensor, TorchFile};
 use crate::zero::files::named_folder;
 use crate::zero::write::LATEST_UNIVERSAL;
-use crate::zero::{Join, ModelStates};
+use crate::zero::{Join, ModelStates, frozen, second_names};
 
 /// Opens the folder that holds `latest_universal`, or the one that this names.
 ///
@@ -65,9 +65,7 @@ impl Model {
         let shards = states.parameter_shapes.iter().flatten().flatten();
         let shards: IndexMap<String, Vec<u64>> =
             shards.map(|(name, shape)| (name.clone(), shape.clone())).collect();
-        // DeepSpeed compares addresses, which are equal for all tensors without elements: those are no second names.
-        let has_own = |name: &String| shards.contains_key(name) || states.frozen.contains_key(name);
-        let second_names = states.shared.iter().filter(|(second, _)| !has_own(second)).cloned().collect();
+        let second_names = second_names(&states).into_iter().collect();
         Ok(Self { path: path.to_owned(), states, shards, second_names })
     }
 
@@ -115,9 +113,21 @@ impl Reader<'_> {
             if self.model.is_some_and(|model| model.second_names.contains_key(name)) {
                 continue;
             }
-            tensors.insert(name.clone(), self.states(name, &self.folder.parameters[name])?);
+            let paths = &self.folder.parameters[name];
+            match self.states(name, paths) {
+                // DeepSpeed's converter writes the first shard alone of frozen parameters; files of model states
+                // have them all.
+                Err(FormatError::Universal { fault: UniversalFault::Shape { .. }, .. })
+                    if paths.len() == 1 && self.has_in_model(name) => {}
+                states => drop(tensors.insert(name.clone(), states?)),
+            }
         }
         Ok(tensors)
+    }
+
+    fn has_in_model(&self, name: &str) -> bool {
+        let frozen = |model: &Model| !model.shards.contains_key(name) && !model.is_buffer(name);
+        self.model.is_some_and(|model| frozen(model) && model.states.module.contains_key(name))
     }
 
     fn states(&mut self, name: &str, paths: &BTreeMap<String, PathBuf>) -> Result<States, FormatError> {
@@ -145,7 +155,7 @@ impl Reader<'_> {
         }
     }
 
-    fn parts(&self, tensors: &IndexMap<String, States>) -> Result<IndexMap<Kept, Part>, FormatError> {
+    fn parts(&mut self, tensors: &IndexMap<String, States>) -> Result<IndexMap<Kept, Part>, FormatError> {
         let names: BTreeSet<&String> = tensors.values().flat_map(States::keys).collect();
         let (mut weights, mut master) = (TensorsDraft::default(), TensorsDraft::default());
         let mut drafts: IndexMap<&String, TensorsDraft> = IndexMap::new();
@@ -190,17 +200,30 @@ impl Reader<'_> {
         Ok(parts)
     }
 
-    /// Buffers that are in the files of model states alone.
+    /// Buffers and frozen parameters that are in the files of model states alone.
     fn add_from_model(
-        &self,
+        &mut self,
         tensors: &IndexMap<String, States>,
         weights: &mut TensorsDraft,
     ) -> Result<(), FormatError> {
         let Some(model) = self.model else { return Ok(()) };
+        let mut is_wanted = false;
         for (name, tensor) in &model.states.module {
-            if model.is_buffer(name) && !tensors.contains_key(name) {
-                weights.add(name, tensor);
+            if tensors.contains_key(name) || model.second_names.contains_key(name) {
+                continue;
             }
+            if model.is_buffer(name) {
+                weights.add(name, tensor);
+            } else {
+                let placeholder = tensor.shape == [0] && !model.states.frozen.contains_key(name);
+                is_wanted |= !model.shards.contains_key(name) && !placeholder;
+            }
+        }
+        if is_wanted {
+            let sliced = self.folder.plain.is_empty();
+            let paths = if sliced { &self.folder.partitioned } else { &self.folder.plain };
+            let wanted = |name: &str| !tensors.contains_key(name);
+            weights.add_part(&frozen(&mut self.files, paths, sliced, self.root, wanted)?);
         }
         Ok(())
     }
@@ -225,7 +248,7 @@ impl Reader<'_> {
             weights.map(|(_, parameter)| &parameter.name).filter(|name| !held(&Kept::Master, name));
         facts.frozen = untrained.filter(|name| !facts.buffers.contains(name)).cloned().collect();
         if !self.folder.unknown.is_empty() {
-            facts.metadata.insert("unknown files".to_owned(), self.folder.unknown.join(", "));
+            facts.notes.push(format!("unknown entries: {}", self.folder.unknown.join(", ")));
         }
         facts.config = Some(self.root.join("config.json")).filter(|config| config.is_file());
         Ok(facts)

@@ -84,6 +84,27 @@ impl TensorsDraft {
         }
     }
 
+    /// Adds the tensors of another part, pieces and all.
+    pub(super) fn add_part(&mut self, part: &Part) {
+        let places = part.layout.places();
+        for (id, parameter) in part.layout.parameters() {
+            let target =
+                self.builder.parameter(&parameter.name, parameter.shape.iter().copied(), parameter.dtype);
+            self.names.insert(parameter.name.clone(), target);
+            for piece in part.layout.pieces_of(id) {
+                let buffer = places.buffer(piece.buffer);
+                let span = part.spans[buffer.storage.index()];
+                self.spans.push(span);
+                let storage = self.builder.storage(piece.rank, &parameter.name, span.length);
+                let window = self.builder.buffer(storage, buffer.offset, buffer.dtype, buffer.length);
+                let block = Block::new(piece.region.clone(), Elements(0), piece.strides.iter().copied());
+                let geometry = Geometry::new(parameter.shape.iter().copied(), [block]);
+                let geometry = self.builder.geometry(geometry);
+                self.builder.place(target, window, piece.offset, geometry);
+            }
+        }
+    }
+
     fn place(
         &mut self,
         name: &str,

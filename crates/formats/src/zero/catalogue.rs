@@ -153,7 +153,7 @@ fn shape(
 
 /// Second names of parameters. Below stage 3 tied tensors are one view of one storage, whatever the record says:
 /// DeepSpeed compares addresses, which are equal for all tensors without elements.
-fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)> {
+pub(super) fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)> {
     if sliced {
         return aliases_of_placeholders(model);
     }

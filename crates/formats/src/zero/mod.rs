@@ -24,6 +24,7 @@ mod partitions;
 mod patterns;
 mod sharing;
 mod universal_info;
+mod untrained;
 pub mod write;
 
 use std::path::Path;
@@ -37,6 +38,7 @@ pub use optimizer_states::{FragmentAddress, GroupStates, OptimizerStates};
 pub use partitions::{Held, Share};
 pub use sharing::{FrozenSlices, RankStates};
 pub use universal_info::{Join, PartExtents, Parts, UniversalInfo};
+pub(crate) use untrained::{frozen, second_names};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::FormatError;

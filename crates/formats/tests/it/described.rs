@@ -77,3 +77,31 @@ fn describe(files: &Files, torch: &TorchFile, at: &str, value: Value<'_>, found:
     }
     say(format!("{:?}", value.node()));
 }
+
+/// An entry of a file of plain values, as JSON.
+pub(crate) fn json_at(path: &Path, key: &str) -> serde_json::Value {
+    let mut files = Files::default();
+    let file = files.add(path).unwrap();
+    let torch = TorchFile::open(&files, file).unwrap();
+    json(torch.pickle.root().get(key).unwrap())
+}
+
+fn json(value: Value<'_>) -> serde_json::Value {
+    if let Some(entries) = value.entries() {
+        let text =
+            |key: Value<'_>| key.as_str().map_or_else(|| key.as_i64().unwrap().to_string(), str::to_owned);
+        return entries
+            .map(|(key, value)| (text(key), json(value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+    }
+    if let Some(items) = value.items() {
+        return items.into_iter().map(json).collect::<Vec<_>>().into();
+    }
+    match value.node() {
+        Node::Str(text) => text.clone().into(),
+        Node::Int(number) => (*number).into(),
+        Node::Float(number) => (*number).into(),
+        other => panic!("{other:?}"),
+    }
+}

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
 
-mod by_hand;
+mod converted;
 mod dcp;
 mod described;
 mod engine;

@@ -9,7 +9,7 @@ use crate::error::FormatError;
 /// What a topology or a source lacks for a ZeRO checkpoint.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum WriteFault {
+pub enum ZeroWriteFault {
     /// Stage 0 has no ZeRO checkpoint.
     #[error("zero stage 0 keeps its optimizer in the files of the model: only stages 1, 2 and 3 are written")]
     StageZero,
@@ -73,7 +73,7 @@ pub enum WriteFault {
     },
 }
 
-impl WriteFault {
+impl ZeroWriteFault {
     /// The error of a file or folder.
     pub(crate) fn at(self, path: &Path) -> FormatError {
         FormatError::ZeroWrite { path: path.to_owned(), fault: self }

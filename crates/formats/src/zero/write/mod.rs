@@ -17,7 +17,7 @@ mod source;
 mod trainer;
 mod tree;
 
-pub use fault::WriteFault;
+pub use fault::ZeroWriteFault;
 pub use trainer::{AdamGroup, TrainerState};
 
 pub(crate) use record::{Record, stage_enum};
@@ -61,11 +61,11 @@ pub fn output(source: &Checkpoint, engine: &DeepSpeed) -> Result<Output, FormatE
     let record = origin.record()?;
     let record = Record { config: origin.config_for(engine)?, ..record };
     let Some(weights) = source.parts.get(&Kept::Weights) else {
-        return Err(WriteFault::NoMaster.at(&source.root));
+        return Err(ZeroWriteFault::NoMaster.at(&source.root));
     };
     let mut frozen = source.facts.frozen.iter().filter(|name| weights.layout.find(name).is_some());
     if let Some(first) = frozen.next() {
-        let fault = WriteFault::Frozen { parameter: first.clone(), others: frozen.count() };
+        let fault = ZeroWriteFault::Frozen { parameter: first.clone(), others: frozen.count() };
         return Err(fault.at(&source.root));
     }
     let buffer = |name: &String| {
@@ -122,14 +122,15 @@ fn assemble(
 ) -> Result<ZeroFiles, FormatError> {
     let topology = engine.topology();
     let fault = if topology.stage() == Stage::Zero {
-        Some(WriteFault::StageZero)
+        Some(ZeroWriteFault::StageZero)
     } else if topology.world() != topology.tp().get() * topology.dp().get() {
-        Some(WriteFault::Copies { copies: topology.world() / topology.tp().get() / topology.dp().get() })
+        Some(ZeroWriteFault::Copies { copies: topology.world() / topology.tp().get() / topology.dp().get() })
     } else if !is_folder_name(&record.tag) {
-        Some(WriteFault::Tag { tag: record.tag.clone() })
+        Some(ZeroWriteFault::Tag { tag: record.tag.clone() })
     } else {
         let expected = members(engine).len();
-        (record.groups.len() != expected).then(|| WriteFault::Groups { expected, found: record.groups.len() })
+        (record.groups.len() != expected)
+            .then_some(ZeroWriteFault::Groups { expected, found: record.groups.len() })
     };
     if let Some(fault) = fault {
         return Err(fault.at(root));

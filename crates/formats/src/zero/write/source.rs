@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use reshard_parallel::engine::DeepSpeed;
 
-use super::fault::WriteFault;
+use super::fault::ZeroWriteFault;
 use super::model::DERIVED;
 use super::record::{Record, Scalars, no_loss_scale};
 use super::tree::Tree;
@@ -69,7 +69,7 @@ impl Opened {
 
     fn fault(&self, entry: &'static str) -> FormatError {
         let file = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        WriteFault::Entry { file, entry }.at(&self.path)
+        ZeroWriteFault::Entry { file, entry }.at(&self.path)
     }
 
     /// An object, to write it again.
@@ -105,7 +105,7 @@ impl<'c> Origin<'c> {
         let pointer = match source.format {
             Format::Zero => LATEST,
             Format::Universal => LATEST_UNIVERSAL,
-            _ => return Err(WriteFault::NoTrainer.at(&source.root)),
+            _ => return Err(ZeroWriteFault::NoTrainer.at(&source.root)),
         };
         let folder = named_folder(&source.root, pointer)?;
         let (mut plain, mut partitioned, mut optimizer) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -127,7 +127,7 @@ impl<'c> Origin<'c> {
         let model = first(&plain).or_else(|| first(&partitioned));
         let state = if universal { Some(zero.join(OPTIMIZER_STATE)) } else { first(&optimizer) };
         let (Some(model), Some(state)) = (model, state) else {
-            return Err(WriteFault::NoTrainer.at(&folder));
+            return Err(ZeroWriteFault::NoTrainer.at(&folder));
         };
         let mut files = Files::default();
         let (model, optimizer) = (Opened::open(&mut files, model)?, Opened::open(&mut files, state)?);

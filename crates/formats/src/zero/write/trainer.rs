@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use reshard_parallel::engine::DeepSpeed;
 
-use super::fault::WriteFault;
+use super::fault::ZeroWriteFault;
 use super::record::{Record, Scalars, VERSION, no_loss_scale, step_tensor};
 use super::tree::Tree;
 
@@ -71,10 +71,10 @@ impl AdamGroup {
 }
 
 impl TrainerState {
-    pub(super) fn record(&self, engine: &DeepSpeed) -> Result<Record<'static>, WriteFault> {
+    pub(super) fn record(&self, engine: &DeepSpeed) -> Result<Record<'static>, ZeroWriteFault> {
         let members = super::members(engine);
         if members.len() != self.groups.len() {
-            return Err(WriteFault::Groups { expected: members.len(), found: self.groups.len() });
+            return Err(ZeroWriteFault::Groups { expected: members.len(), found: self.groups.len() });
         }
         let mut scalars = Scalars::default();
         for (group, members) in self.groups.iter().zip(&members) {
@@ -82,7 +82,7 @@ impl TrainerState {
             scalars.add(group.scalars(), names);
         }
         let config: Json = serde_json::from_str(&self.config)
-            .map_err(|error| WriteFault::Config { reason: error.to_string() })?;
+            .map_err(|error| ZeroWriteFault::Config { reason: error.to_string() })?;
         let model = [
             ("lr_scheduler", Tree::None),
             ("data_sampler", Tree::None),
@@ -105,9 +105,9 @@ impl TrainerState {
     }
 }
 
-fn json_tree(value: &Json, depth: usize) -> Result<Tree<'static>, WriteFault> {
+fn json_tree(value: &Json, depth: usize) -> Result<Tree<'static>, ZeroWriteFault> {
     let Some(depth) = depth.checked_sub(1) else {
-        return Err(WriteFault::Config { reason: format!("nested more than {CONFIG_DEPTH_MAX} deep") });
+        return Err(ZeroWriteFault::Config { reason: format!("nested more than {CONFIG_DEPTH_MAX} deep") });
     };
     Ok(match value {
         Json::Null => Tree::None,
@@ -122,7 +122,7 @@ fn json_tree(value: &Json, depth: usize) -> Result<Tree<'static>, WriteFault> {
         }
         Json::Object(entries) => {
             let entry = |(key, value): (&String, &Json)| Ok((key.clone(), json_tree(value, depth)?));
-            Tree::dict(entries.iter().map(entry).collect::<Result<Vec<_>, WriteFault>>()?)
+            Tree::dict(entries.iter().map(entry).collect::<Result<Vec<_>, ZeroWriteFault>>()?)
         }
     })
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use reshard_layout::{DType, Elements, volume};
 
-use super::fault::WriteFault;
+use super::fault::ZeroWriteFault;
 use crate::error::FormatError;
 use crate::files::{FileId, Files};
 use crate::output::TargetFile;
@@ -90,7 +90,7 @@ impl<'a> Tree<'a> {
     /// Takes an object over from another file; `key` names it in errors.
     ///
     /// # Errors
-    /// [`WriteFault::TakenOver`] for tensors of more than 64 MiB, and for storages that are no tensors.
+    /// [`ZeroWriteFault::TakenOver`] for tensors of more than 64 MiB, and for storages that are no tensors.
     pub(crate) fn taken(
         files: &Files,
         file: FileId,
@@ -98,7 +98,7 @@ impl<'a> Tree<'a> {
         key: &str,
         value: Value<'a>,
     ) -> Result<Self, FormatError> {
-        let refuse = |what| WriteFault::TakenOver { entry: key.to_owned(), what }.at(files.path(file));
+        let refuse = |what| ZeroWriteFault::TakenOver { entry: key.to_owned(), what }.at(files.path(file));
         let (mut found, mut fault) = (Vec::new(), None);
         // The copy is thrown away: it visits every object once.
         PickleBuilder::new().copy_replacing(value, |builder, value| match torch.tensor(value) {
