@@ -17,7 +17,7 @@ use crate::torch::TorchFault;
 use crate::universal::UniversalFault;
 use crate::write::WriteFault;
 use crate::zero::ZeroFault;
-use crate::zero::write::WriteFault as ZeroWriteFault;
+use crate::zero::write::ZeroWriteFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
