@@ -5,6 +5,7 @@
 //! ```
 
 use reshard_layout::Kind;
+use reshard_transport::FillError;
 
 use crate::error::TrainerError;
 
@@ -79,6 +80,11 @@ impl TrainerError {
                 reshard_transport::Category::Unsupported => Category::Unsupported,
                 _ => Category::PeerFailed,
             },
+            Self::Format(error) => error.kind().map_or(Category::Io, Category::from),
+            Self::Fill(error) => match error.as_ref() {
+                FillError::SourceUnreadable { .. } => Category::Io,
+                _ => Category::Invalid,
+            },
             Self::Drifted { .. } => Category::Differs,
             Self::RolloutTooLarge { .. }
             | Self::WorldTooLarge { .. }
@@ -90,6 +96,7 @@ impl TrainerError {
             | Self::ModelUnsupported { .. } => Category::Unsupported,
             Self::Io { .. } | Self::Message(_) => Category::Io,
             Self::ModelInvalid { .. }
+            | Self::CheckpointIncomplete { .. }
             | Self::TextTooShort { .. }
             | Self::Tensor(_)
             | Self::MissingWeight { .. }

@@ -6,17 +6,19 @@
 //!       └─────── report, or drift, as JSON that it tells ◄─────────┘
 //! ```
 
-mod exchange;
 mod faults;
+mod file_way;
 mod options;
 mod rank;
 mod report;
+mod scratch;
 mod summary;
 mod syncs;
 mod ways;
 
 pub use options::{CheckedOptions, DemoModel, DemoOptions, ELEMENTS_MAX, Faults, PROCESSES_MAX, Path};
 pub use rank::run_rank;
+pub use scratch::Scratch;
 pub use report::{
     DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,
 };

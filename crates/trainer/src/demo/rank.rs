@@ -13,7 +13,6 @@ use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::ZeroOptions;
 use reshard_transport::{Communicator, World};
 
-use super::exchange::everyones;
 use super::options::{CheckedOptions, DemoOptions};
 use super::report::{DemoReport, MemoryReport, ModelReport, Samples};
 use super::summary::{Planned, path_report, plan};
@@ -21,6 +20,7 @@ use super::syncs::Syncs;
 use super::ways::{AffineWay, SyncRecord};
 use crate::drift::drifted;
 use crate::error::TrainerError;
+use crate::exchange::everyones;
 use crate::gather::{Delivery, Parties};
 use crate::model::Model;
 use crate::oracle::Oracle;
