@@ -89,6 +89,7 @@ impl TrainerError {
             Self::RolloutTooLarge { .. }
             | Self::WorldTooLarge { .. }
             | Self::RanksRenamed { .. }
+            | Self::ScratchMissing
             | Self::RolloutPartitioned { .. } => Category::Usage,
             Self::ModelTooLarge { .. } => Category::OverBudget,
             Self::DTypeUnsupported { .. }

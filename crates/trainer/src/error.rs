@@ -106,6 +106,9 @@ pub enum TrainerError {
         /// What is not there.
         missing: String,
     },
+    /// The way through files was asked for, and no folder given.
+    #[error("the way checkpoint needs a folder that all ranks see, and there is none")]
+    ScratchMissing,
     /// Values that ranks or processes tell each other could not be read.
     #[error("message between ranks could not be read: {0}")]
     Message(#[from] serde_json::Error),

@@ -37,7 +37,8 @@ impl Trainer {
     /// [`TrainerError::CheckpointIncomplete`], where it lacks a state or the count; where it is of another model, or
     /// cannot be read. The trainer then holds numbers and NaN, and cannot go on.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<Cost, TrainerError> {
-        let steps = checkpoint.facts.step.ok_or_else(|| incomplete(&checkpoint.root, "the count of steps"))?;
+        let steps =
+            checkpoint.facts.step.ok_or_else(|| incomplete(&checkpoint.root, "the count of steps"))?;
         let engine = self.engine_mut();
         let (rank, deepspeed) = (engine.rank(), engine.deepspeed().clone());
         let mut cost = Cost::default();

@@ -28,12 +28,12 @@ pub(super) struct CheckpointWay<'p> {
     zero: PathBuf,
     universal: PathBuf,
     /// Of all rollout ranks.
-    layout: Layout,
+    layout: &'p Layout,
 }
 
 impl<'p> CheckpointWay<'p> {
     /// `scratch` is a folder of this run alone, `layout` that of all rollout ranks.
-    pub(super) fn new(everyone: &'p dyn Communicator, scratch: &Path, layout: Layout) -> Self {
+    pub(super) fn new(everyone: &'p dyn Communicator, scratch: &Path, layout: &'p Layout) -> Self {
         let (zero, universal) = (scratch.join("zero"), scratch.join("universal"));
         Self { everyone, zero, universal, layout }
     }
@@ -57,7 +57,7 @@ impl<'p> CheckpointWay<'p> {
         self.everyone.barrier()?;
         if let Some(rollout) = &mut rank.rollout {
             *rollout.target().2 = TargetState::Torn;
-            cost.add(rollout.load(&universal::open(&self.universal)?, &self.layout)?);
+            cost.add(rollout.load(&universal::open(&self.universal)?, self.layout)?);
         }
         let seconds = start.elapsed().as_secs_f64();
         let verification = compared(self.everyone, rank.rollout.as_mut(), Version(version), expectation)?;

@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 
+use reshard_formats::OutputFolder;
 use reshard_layout::Bytes;
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::AutoTp;
@@ -14,6 +15,7 @@ use reshard_plan::Policy;
 use serde::{Deserialize, Serialize};
 
 use super::scratch::Scratch;
+use crate::checkpoint;
 use crate::error::TrainerError;
 use crate::model::{BuiltIn, Model, check_functions};
 use crate::storage::check_storable;
@@ -247,6 +249,22 @@ impl CheckedOptions {
         let parent = self.options.scratch.clone().unwrap_or_else(std::env::temp_dir);
         let is_needed = self.options.paths.contains(&Path::Checkpoint);
         is_needed.then(|| Scratch::create(&parent)).transpose()
+    }
+
+    /// Looks at every file and folder that the options name, before anything is started.
+    ///
+    /// # Errors
+    /// For a text that is unusable, a checkpoint that is none, or a place where nothing can be saved.
+    pub(crate) fn check_files(&self) -> Result<(), TrainerError> {
+        self.text()?;
+        if let Some(path) = &self.options.resume {
+            checkpoint::open(path)?;
+        }
+        if let Some(path) = &self.options.save {
+            // Dropped at once: it leaves nothing, and everything that it needs is there.
+            OutputFolder::create(path, false)?;
+        }
+        Ok(())
     }
 
     /// The text to train on, long enough for that.

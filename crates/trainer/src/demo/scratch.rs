@@ -176,7 +176,9 @@ mod tests {
         let rank = Scratch::join(running.path()).unwrap();
         let kept = running.path().file_name().unwrap().to_str().unwrap().to_owned();
         // Killed launchers let go of their locks and remove nothing; those of the second still has a rank.
-        for name in ["reshard-demo-1-killed", "reshard-demo-2-unlocked", "reshard-demo-3-used", "reshard-other"] {
+        for name in
+            ["reshard-demo-1-killed", "reshard-demo-2-unlocked", "reshard-demo-3-used", "reshard-other"]
+        {
             fs::create_dir_all(parent.path().join(name).join("zero")).unwrap();
         }
         for name in ["reshard-demo-1-killed", "reshard-demo-3-used"] {

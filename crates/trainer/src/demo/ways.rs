@@ -140,7 +140,8 @@ impl<'p> GatherWay<'p> {
         let start = Instant::now();
         let cost = parties.sync()?;
         let seconds = start.elapsed().as_secs_f64();
-        let verification = compared(self.everyone, parties.rollout.as_deref_mut(), Version(version), expectation)?;
+        let verification =
+            compared(self.everyone, parties.rollout.as_deref_mut(), Version(version), expectation)?;
         Ok(SyncRecord {
             seconds,
             bytes_local: self.bytes_local,

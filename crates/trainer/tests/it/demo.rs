@@ -1,6 +1,8 @@
-//! The whole job on threads: train, sync by both ways, verify, speak.
+//! The whole job on threads: train, sync by every way, verify, speak.
 
-use reshard_trainer::demo::{DemoModel, DemoOptions, DemoReport, Faults, PROCESSES_MAX, Path, run_rank};
+use reshard_trainer::demo::{
+    DemoModel, DemoOptions, DemoReport, Faults, PROCESSES_MAX, Path, Scratch, run_rank,
+};
 use reshard_trainer::{BuiltIn, Category, TINY, TrainerError, UNEVEN};
 
 use crate::harness::{on_ranks, on_ranks_that_may_fail};
@@ -36,7 +38,9 @@ fn variants() -> Vec<DemoModel> {
 
 fn run(options: &DemoOptions) -> DemoReport {
     let checked = options.check().expect("options that fit together");
-    let reports = on_ranks(checked.world(), |world| run_rank(world, &checked).expect("a run"));
+    let scratch = checked.scratch().expect("a folder");
+    let folder = scratch.as_ref().map(Scratch::path);
+    let reports = on_ranks(checked.world(), |world| run_rank(world, &checked, folder).expect("a run"));
     reports.into_iter().next().flatten().expect("the first rank reports")
 }
 
@@ -178,7 +182,9 @@ fn drifted_replicas_are_refused_and_named() {
     }
     .check()
     .expect("options that fit together");
-    let outcomes = on_ranks_that_may_fail(checked.world(), |world| run_rank(world, &checked).map(|_| ()));
+    let scratch = checked.scratch().expect("a folder");
+    let folder = scratch.as_ref().map(Scratch::path);
+    let outcomes = on_ranks_that_may_fail(checked.world(), |world| run_rank(world, &checked, folder).map(|_| ()));
     let named = outcomes.iter().filter_map(|outcome| match outcome {
         Err(TrainerError::Drifted { parameter, ranks, others }) => Some((parameter, ranks, others)),
         _ => None,

@@ -31,7 +31,7 @@ fn ranks_are_processes() {
         let report = report(&output);
         assert_eq!(output.status.code(), Some(0));
         assert_eq!(report.losses.len(), 3);
-        assert!(report.is_equal() && report.paths.len() == 2);
+        assert!(report.is_equal() && report.paths.len() == 3);
         assert_eq!(report.rollout, rollout);
     }
 }
