@@ -8,15 +8,12 @@ use reshard_plan::{PlanError, VerifyError};
 use reshard_transport::{FillError, TransportError};
 
 use crate::replicas::ReplicaFault;
-use crate::write::WriteFault;
-
-use crate::torch::TorchFault;
-use crate::universal::UniversalFault;
-use crate::zero::ZeroFault;
-use crate::zero::write::WriteFault;
-use crate::zero::ZeroFault;
 use crate::safetensors::SafetensorsFault;
 use crate::shards::ShardsFault;
+use crate::torch::TorchFault;
+use crate::universal::UniversalFault;
+use crate::write::WriteFault;
+use crate::zero::ZeroFault;
 
 /// Why a checkpoint cannot be read, converted or written.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +52,7 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         fault: TorchFault,
+    },
     /// A safetensors file, folder or index.
     #[error("{}: {fault}", path.display())]
     Safetensors {
@@ -77,7 +75,7 @@ pub enum FormatError {
         /// The source, or a file of it.
         path: PathBuf,
         /// Why not.
-        fault: WriteFault,
+        fault: crate::zero::write::WriteFault,
     },
     /// A Universal checkpoint that cannot be read or written.
     #[error("{}: {fault}", path.display())]
@@ -131,14 +129,6 @@ impl From<FillError> for FormatError {
             error => Self::Fill(error),
         }
     }
-    /// A ZeRO checkpoint that contradicts itself, or is beyond this library.
-    #[error("{}: {fault}", path.display())]
-    Zero {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong.
-        fault: ZeroFault,
-    },
 }
 
 impl FormatError {

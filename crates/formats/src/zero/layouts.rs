@@ -163,6 +163,7 @@ impl Folder {
             config: None,
             metadata,
             packed: IndexMap::new(),
+            notes: Vec::new(),
         }
     }
 }
