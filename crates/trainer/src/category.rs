@@ -4,6 +4,7 @@
 //! Differs 1   Usage 2   Invalid 3   Unsupported 4   OverBudget 5   Io 6   PeerFailed 7
 //! ```
 
+use reshard_formats::{FormatError, WriteFault};
 use reshard_layout::Kind;
 use reshard_transport::FillError;
 
@@ -70,7 +71,7 @@ impl TrainerError {
     #[must_use]
     pub fn category(&self) -> Category {
         match self {
-            Self::InModel { cause, .. } => cause.category(),
+            Self::InModel { cause, .. } | Self::Resume { cause, .. } => cause.category(),
             Self::Parallel(error) => error.category().into(),
             Self::Layout(error) => error.kind().into(),
             Self::Plan(error) => error.kind().into(),
@@ -80,7 +81,10 @@ impl TrainerError {
                 reshard_transport::Category::Unsupported => Category::Unsupported,
                 _ => Category::PeerFailed,
             },
-            Self::Format(error) => error.kind().map_or(Category::Io, Category::from),
+            Self::Format(error) => match error.as_ref() {
+                FormatError::Write { fault: WriteFault::Exists | WriteFault::NoName, .. } => Category::Usage,
+                error => error.kind().map_or(Category::Io, Category::from),
+            },
             Self::Fill(error) => match error.as_ref() {
                 FillError::SourceUnreadable { .. } => Category::Io,
                 _ => Category::Invalid,

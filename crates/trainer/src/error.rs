@@ -106,6 +106,14 @@ pub enum TrainerError {
         /// What is not there.
         missing: String,
     },
+    /// A checkpoint from which this trainer cannot go on.
+    #[error("cannot go on from {}: {cause}", path.display())]
+    Resume {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Why not.
+        cause: Box<TrainerError>,
+    },
     /// The way through files was asked for, and no folder given.
     #[error("the way checkpoint needs a folder that all ranks see, and there is none")]
     ScratchMissing,

@@ -1,4 +1,8 @@
 //! ZeRO to Universal, by one rank for all.
+//!
+//! ```text
+//!   zero_pp_rank_0_mp_rank_00_optim_states.pt ..  (a file a rank)  ──►  zero/<parameter>/fp32.pt ..  (a file a state)
+//! ```
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -10,10 +14,10 @@ use reshard_layout::Bytes;
 use super::Cost;
 use crate::error::TrainerError;
 
-/// Memory of the converter.
-const CONVERT_BYTES: Bytes = Bytes(4 << 20);
+/// Memory of the converter: a window of a file, and as much beside it.
+const CONVERT_BYTES: Bytes = Bytes(2 << 20);
 
-/// Converts a ZeRO checkpoint into a Universal one at `target`, for every stage, and does not wait for the disk.
+/// Converts a ZeRO checkpoint into a Universal one at `target`. Replicas are compared; nobody waits for the disk.
 pub(crate) fn convert(source: Checkpoint, target: &Path) -> Result<Cost, TrainerError> {
     let output = universal::output(&source, &UniversalOptions { for_stage: ForStage::Same })?;
     let options = WriteOptions {

@@ -8,13 +8,12 @@
 //!
 //! Every rank reads just the bytes that it stores.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use reshard_formats::{Checkpoint, Kept};
+use reshard_formats::{Checkpoint, Kept, Part};
 use reshard_layout::{Bytes, Layout, Rank, StorageId};
-use reshard_parallel::engine::State;
-use reshard_plan::{Options, Policy};
+use reshard_parallel::engine::{DeepSpeed, State};
+use reshard_plan::{Options, Plan, Policy};
 use reshard_transport::{Assembly, ReadAt};
 
 use super::Cost;
@@ -28,6 +27,28 @@ use crate::zero::Stored;
 /// Working memory of a load beside the storages that it fills.
 const SCRATCH_BYTES: usize = 1 << 20;
 
+/// What a trainer keeps, from what it is loaded, and where it lies on every rank. Weights are the masters, rounded.
+fn wanted(deepspeed: &DeepSpeed) -> Result<Vec<(Stored, Kept, Layout)>, TrainerError> {
+    let mut wanted = vec![(Stored::Weights, Kept::Master, deepspeed.layout()?)];
+    for state in State::ALL {
+        let stored = Stored::State(state);
+        wanted.push((stored, kept(stored), deepspeed.optimizer_layout(state)?));
+    }
+    Ok(wanted)
+}
+
+/// Whether a trainer could go on from a checkpoint, found without reading a tensor.
+///
+/// # Errors
+/// As [`Trainer::load`], but for files that cannot be read.
+pub(crate) fn check(checkpoint: &Checkpoint, deepspeed: &DeepSpeed) -> Result<(), TrainerError> {
+    steps(checkpoint)?;
+    for (_, from, target) in wanted(deepspeed)? {
+        plan(part(checkpoint, &from)?, &target)?;
+    }
+    Ok(())
+}
+
 impl Trainer {
     /// Goes on where a checkpoint stands: masters and moments as they are there, weights rounded from the masters,
     /// and the counts of steps and updates. The checkpoint may be ZeRO or Universal and of any topology; the seed,
@@ -37,20 +58,14 @@ impl Trainer {
     /// [`TrainerError::CheckpointIncomplete`], where it lacks a state or the count; where it is of another model, or
     /// cannot be read. The trainer then holds numbers and NaN, and cannot go on.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<Cost, TrainerError> {
-        let steps =
-            checkpoint.facts.step.ok_or_else(|| incomplete(&checkpoint.root, "the count of steps"))?;
+        let steps = steps(checkpoint)?;
         let engine = self.engine_mut();
-        let (rank, deepspeed) = (engine.rank(), engine.deepspeed().clone());
+        let rank = engine.rank();
         let mut cost = Cost::default();
+        let wanted = wanted(engine.deepspeed())?;
         engine.poison();
-        let states = State::ALL.map(Stored::State);
-        for stored in [Stored::Weights].into_iter().chain(states) {
-            let (from, target) = match stored {
-                Stored::Weights => (Kept::Master, deepspeed.layout()?),
-                Stored::State(state) => (kept(stored), deepspeed.optimizer_layout(state)?),
-            };
-            let storages = engine.storages_mut(stored);
-            cost.add(fill(checkpoint, &from, &target, rank, storages)?);
+        for (stored, from, target) in wanted {
+            cost.add(fill(checkpoint, &from, &target, rank, engine.storages_mut(stored))?);
         }
         self.set_steps(steps);
         Ok(cost)
@@ -78,8 +93,8 @@ fn fill(
     rank: Rank,
     storages: &mut [Storage],
 ) -> Result<Cost, TrainerError> {
-    let part = checkpoint.parts.get(kept).ok_or_else(|| incomplete(&checkpoint.root, kept.name()))?;
-    let plan = Options::new(Policy::Lowest).cast(true).plan(&part.layout, target)?;
+    let part = part(checkpoint, kept)?;
+    let plan = plan(part, target)?;
     let assembly = Assembly::new(&plan)?;
     let reader = Counted { inner: checkpoint.reader(part), bytes: AtomicU64::new(0) };
     let mut scratch = vec![0; SCRATCH_BYTES];
@@ -94,8 +109,20 @@ fn fill(
     Ok(Cost { bytes_read, staging_max: Bytes(scratch.len() as u64), ..Cost::default() })
 }
 
-fn incomplete(path: &Path, missing: &str) -> TrainerError {
-    TrainerError::CheckpointIncomplete { path: path.to_owned(), missing: missing.to_owned() }
+fn plan(part: &Part, target: &Layout) -> Result<Plan, TrainerError> {
+    Ok(Options::new(Policy::Lowest).cast(true).plan(&part.layout, target)?)
+}
+
+fn part<'a>(checkpoint: &'a Checkpoint, kept: &Kept) -> Result<&'a Part, TrainerError> {
+    checkpoint.parts.get(kept).ok_or_else(|| incomplete(checkpoint, kept.name()))
+}
+
+fn steps(checkpoint: &Checkpoint) -> Result<u64, TrainerError> {
+    checkpoint.facts.step.ok_or_else(|| incomplete(checkpoint, "the count of steps"))
+}
+
+fn incomplete(checkpoint: &Checkpoint, missing: &str) -> TrainerError {
+    TrainerError::CheckpointIncomplete { path: checkpoint.root.clone(), missing: missing.to_owned() }
 }
 
 /// Counts the bytes that are read.

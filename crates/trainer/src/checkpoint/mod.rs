@@ -15,6 +15,7 @@ mod memory;
 mod save;
 
 pub(crate) use convert::convert;
+pub(crate) use load::check;
 
 use std::path::Path;
 

@@ -9,8 +9,10 @@ use std::path::PathBuf;
 
 use reshard_formats::OutputFolder;
 use reshard_layout::Bytes;
+use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::AutoTp;
+use reshard_parallel::zero::ZeroOptions;
 use reshard_plan::Policy;
 use serde::{Deserialize, Serialize};
 
@@ -258,7 +260,9 @@ impl CheckedOptions {
     pub(crate) fn check_files(&self) -> Result<(), TrainerError> {
         self.text()?;
         if let Some(path) = &self.options.resume {
-            checkpoint::open(path)?;
+            let deepspeed = DeepSpeed::new(&self.config, &self.train, ZeroOptions::default())?;
+            let checked = checkpoint::check(&checkpoint::open(path)?, &deepspeed);
+            checked.map_err(|cause| TrainerError::Resume { path: path.clone(), cause: Box::new(cause) })?;
         }
         if let Some(path) = &self.options.save {
             // Dropped at once: it leaves nothing, and everything that it needs is there.

@@ -7,12 +7,12 @@ use reshard_formats::{Conversion, FormatError, Silent, WriteFault, WriteOptions,
 use reshard_parallel::engine::State;
 use reshard_parallel::model::ModelConfig;
 use reshard_trainer::{
-    GatherCost, Groups, Stored, TINY, Trainer, TrainerError, TrainerOptions, UNEVEN, open_checkpoint,
-    whole_parameter,
+    Category, GatherCost, Groups, Stored, TINY, Trainer, TrainerError, TrainerOptions, UNEVEN,
+    open_checkpoint, whole_parameter,
 };
 use tempfile::TempDir;
 
-use crate::harness::{in_f32, on_ranks, start, topology, variant};
+use crate::harness::{on_ranks, on_ranks_that_may_fail, start, topology, variant};
 
 const STEPS_BEFORE: usize = 2;
 const STEPS_AFTER: usize = 4;
@@ -41,8 +41,9 @@ fn gathered(trainer: &Trainer, groups: &Groups) -> Vec<Vec<u8>> {
     let parameters = 0..trainer.engine().model().parameters().len();
     let gather = |stored| {
         let cost = &mut GatherCost::default();
-        let one =
-            |parameter| whole_parameter(trainer.engine(), groups, stored, parameter, cost).expect("a parameter");
+        let one = |parameter| {
+            whole_parameter(trainer.engine(), groups, stored, parameter, cost).expect("a parameter")
+        };
         parameters.clone().flat_map(one).collect::<Vec<u8>>()
     };
     all.map(gather).collect()
@@ -65,7 +66,8 @@ fn uninterrupted(config: &ModelConfig, train: &str) -> Uninterrupted {
     });
     let (held, losses) = ranks.into_iter().next().expect("a rank");
     let source = zero::open(&path).expect("a ZeRO checkpoint");
-    let output = universal::output(&source, &UniversalOptions { for_stage: ForStage::Same }).expect("an output");
+    let output =
+        universal::output(&source, &UniversalOptions { for_stage: ForStage::Same }).expect("an output");
     let conversion = Conversion::new(source, output).expect("a conversion");
     let options = WriteOptions { sync: false, ..WriteOptions::default() };
     conversion.run(&folder.path().join("universal"), &options, &Silent).expect("a Universal checkpoint");
@@ -101,10 +103,13 @@ fn assert_resumes(config: &ModelConfig, from: &str, to: &[&str]) {
             if adds_alike(from, to) {
                 assert_eq!(losses, run.losses, "{what}");
             }
-            let pairs = losses.iter().zip(&run.losses);
-            let worst = pairs.map(|(found, expected)| (found - expected).abs() / expected).fold(0.0, f32::max);
-            eprintln!("{what}: {worst:e}");
-            assert!(worst < 1e-3, "{what}: {losses:?}, uninterrupted {:?}", run.losses);
+            // Elsewhere sums are added in another order: 1.2e-7 was seen, one unit in the last place.
+            let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-5 * expected;
+            assert!(
+                losses.len() == STEPS_AFTER && losses.iter().zip(&run.losses).all(is_close),
+                "{what}: {losses:?}, uninterrupted {:?}",
+                run.losses
+            );
         }
     }
 }
@@ -128,15 +133,79 @@ fn training_goes_on_at_any_topology_and_stage() {
         (
             &tied,
             "autotp:tp=2,dp=2,zero=3,init=zero",
-            &["autotp:tp=2,dp=2,zero=3,init=zero", "autotp:tp=2,dp=2,zero=3,init=dp", "autotp:tp=2,dp=4,zero=1"],
+            &[
+                "autotp:tp=2,dp=2,zero=3,init=zero",
+                "autotp:tp=2,dp=2,zero=3,init=dp",
+                "autotp:tp=2,dp=4,zero=1",
+            ],
         ),
         (
             &uneven,
             "autotp:tp=2,dp=2",
             &["autotp:tp=2,dp=2", "autotp:tp=2,dp=2,zero=3,init=zero", "autotp:tp=1,dp=2,zero=2"],
         ),
-        (&tied, "autotp:tp=2,dp=1,copies=2,zero=2", &["autotp:tp=2,copies=2,zero=3", "autotp:tp=2,dp=2,zero=2"]),
+        (
+            &tied,
+            "autotp:tp=2,dp=1,copies=2,zero=2",
+            &["autotp:tp=2,copies=2,zero=3", "autotp:tp=2,dp=2,zero=2"],
+        ),
     ] {
         assert_resumes(config, from, to);
     }
+}
+
+/// DeepSpeed itself fails on stage-3 shards without elements.
+#[test]
+fn ranks_without_heads_save_and_load() {
+    let changes = [("num_key_value_heads", 2.into()), ("num_hidden_layers", 1.into())];
+    let few = variant(UNEVEN, &changes);
+    assert_resumes(&few, "autotp:tp=4,zero=3", &["autotp:tp=4,zero=3", "autotp:tp=2,dp=2,zero=3,init=zero"]);
+    assert_resumes(&few, "autotp:tp=2,dp=2,zero=2", &["autotp:tp=4,zero=1", "autotp:tp=4,dp=2,zero=3"]);
+}
+
+#[test]
+fn what_is_there_is_not_overwritten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, train) = (variant(TINY, &[("num_hidden_layers", 1.into())]), topology("autotp:tp=2,zero=2"));
+    let outcomes = on_ranks_that_may_fail(train.world(), |world| {
+        let (trainer, _) = start(&config, &train, world, &TrainerOptions::default());
+        trainer.save(folder.path())
+    });
+    let refused = outcomes.iter().filter(|outcome| match outcome {
+        Err(TrainerError::Format(error)) => {
+            matches!(**error, FormatError::Write { fault: WriteFault::Exists, .. })
+        }
+        _ => false,
+    });
+    assert_eq!(refused.count(), 1, "{outcomes:?}");
+    assert!(outcomes.iter().all(Result::is_err));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+#[test]
+fn checkpoints_of_other_models_and_without_moments_are_refused() {
+    let config = variant(TINY, &[("num_hidden_layers", 1.into())]);
+    let run = uninterrupted(&config, "autotp:tp=1,dp=2,zero=1");
+    let refusal = |config: &ModelConfig| {
+        let train = topology("autotp:tp=1");
+        let world = reshard_transport::World::in_process(1).expect("a world").remove(0);
+        let (mut trainer, _) = start(config, &train, &world, &TrainerOptions::default());
+        let outcome = trainer.load(&open_checkpoint(&run.universal()).expect("a checkpoint"));
+        let error = outcome.expect_err("a refusal");
+        (error.category(), error.to_string())
+    };
+    let wide = variant(TINY, &[("num_hidden_layers", 1.into()), ("intermediate_size", 64.into())]);
+    let (category, text) = refusal(&wide);
+    assert!(category == Category::Invalid && text.contains("mlp.") && text.contains("64"), "{text}");
+    let deep = variant(TINY, &[("num_hidden_layers", 2.into())]);
+    let (category, text) = refusal(&deep);
+    assert!(category == Category::Invalid && text.contains("layers.1."), "{text}");
+    let moments = std::fs::read_dir(run.universal().join("global_step2_universal/zero")).expect("a folder");
+    for entry in moments.filter_map(|entry| Some(entry.ok()?.path().join("exp_avg_sq.pt"))) {
+        if entry.exists() {
+            std::fs::remove_file(entry).expect("a file");
+        }
+    }
+    let (category, text) = refusal(&config);
+    assert!(category == Category::Invalid && text.contains("exp_avg_sq"), "{text}");
 }
