@@ -168,7 +168,8 @@ fn what_is_there_is_not_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     let (config, train) = (variant(TINY, &[("num_hidden_layers", 1.into())]), topology("autotp:tp=2,zero=2"));
     let outcomes = on_ranks_that_may_fail(train.world(), |world| {
-        let (trainer, _) = start(&config, &train, world, &TrainerOptions::default());
+        let (trainer, groups) = start(&config, &train, world, &TrainerOptions::default());
+        groups.world.barrier()?;
         trainer.save(folder.path())
     });
     let refused = outcomes.iter().filter(|outcome| match outcome {
