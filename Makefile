@@ -27,12 +27,15 @@ matrix:
 	$(CARGO) build --release --quiet -p reshard-cli
 	scripts/matrix target/release/reshard
 
-## Planning speed on a real model's shapes, as medians.
+## Planning speed on a real model's shapes, and conversions of checkpoints beside cp, as medians.
 bench:
 	$(CARGO) build --release --quiet -p reshard-cli
 	scripts/bench target/release/reshard
 	$(CARGO) run --release --quiet -p reshard-plan --example growth
 	scripts/bench-python
+	$(CARGO) build --release --quiet -p reshard-formats --example make_zero
+	scripts/bench-checkpoints target/release/reshard
+	$(CARGO) run --release --quiet -p reshard-formats --example convert_rate -- "$${TMPDIR:-/tmp}" 2048 3
 	$(CARGO) run --release --quiet -p reshard-plan --example rounds
 
 ## The API reference of both languages.

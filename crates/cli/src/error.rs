@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use reshard_formats::{FormatError, WriteFault};
 use reshard_layout::{Kind, LayoutError};
 use reshard_parallel::{Category, ParallelError};
 use reshard_plan::{PlanError, ScheduleError, VerifyError};
@@ -22,6 +23,9 @@ pub(crate) enum CliError {
     #[cfg(feature = "demo")]
     #[error("{elements} elements differ")]
     Differs { elements: u64 },
+    /// Two checkpoints that differ; what differs has been said.
+    #[error("{parameters} tensors differ")]
+    CheckpointsDiffer { parameters: u64 },
     /// A config or topology.
     #[error("{context}: {error}")]
     Parallel { context: String, error: ParallelError },
@@ -37,6 +41,9 @@ pub(crate) enum CliError {
     /// The planner made a plan that its own check refuses.
     #[error("the plan is wrong, which is a fault of this program: {0}")]
     Verify(#[from] VerifyError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Format(#[from] FormatError),
     /// The demo.
     #[cfg(feature = "demo")]
     #[error(transparent)]
@@ -61,6 +68,7 @@ impl CliError {
         match self {
             #[cfg(feature = "demo")]
             Self::Differs { .. } => 1,
+            Self::CheckpointsDiffer { .. } => 1,
             Self::Usage { .. } => 2,
             Self::Read { .. } | Self::Write { .. } | Self::Json(_) => 6,
             Self::Parallel { error, .. } => of_category(error.category()),
@@ -68,6 +76,12 @@ impl CliError {
             Self::Plan(error) => of_kind(error.kind()),
             Self::Schedule(error) => of_kind(error.kind()),
             Self::Verify(_) => 3,
+            Self::Format(FormatError::Parallel(error)) => of_category(error.category()),
+            Self::Format(error) => match error.kind() {
+                Some(kind) => of_kind(kind),
+                None if is_usage(error) => 2,
+                None => 6,
+            },
             #[cfg(feature = "demo")]
             Self::Demo(error) => error.category().exit_code(),
         }
@@ -86,6 +100,7 @@ impl CliError {
                 Some("--cast permits to cast from one float type to another".to_owned())
             }
             Self::Schedule(error) => error.hint().map(str::to_owned),
+            Self::Format(error) => hint_of_format(error).map(str::to_owned),
             _ => None,
         }
     }
@@ -99,4 +114,31 @@ fn is_grammar(error: &ParallelError) -> bool {
             | ParallelError::TopologyPart { .. }
             | ParallelError::KeyUnknown { .. }
     )
+}
+
+/// Whether the caller asked for what cannot be, and the system has nothing to do with it.
+fn is_usage(error: &FormatError) -> bool {
+    matches!(
+        error,
+        FormatError::ConfigMissing { .. }
+            | FormatError::NotKept { .. }
+            | FormatError::Ambiguous { .. }
+            | FormatError::Write {
+                fault: WriteFault::Exists
+                    | WriteFault::NoName
+                    | WriteFault::InsideInput { .. }
+                    | WriteFault::HoldsInput { .. },
+                ..
+            }
+    )
+}
+
+fn hint_of_format(error: &FormatError) -> Option<&'static str> {
+    match error {
+        FormatError::ConfigMissing { .. } => Some("--model takes a Hugging Face config.json"),
+        FormatError::Ambiguous { .. } => Some("name the folder of the one that is meant, such as its tag"),
+        FormatError::Replicas { .. } => Some("--trust-replicas reads one of them"),
+        FormatError::Write { fault: WriteFault::Exists, .. } => Some("--force replaces it"),
+        _ => None,
+    }
 }

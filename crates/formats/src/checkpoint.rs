@@ -9,10 +9,11 @@
 //!
 //! Opening one reads headers and pickles, never the bytes of a tensor.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use indexmap::IndexMap;
-use reshard_layout::{Bytes, DType, Layout, StorageId};
+use reshard_layout::{Bytes, DType, Layout, Parameter, StorageId};
 use reshard_transport::ReadAt;
 
 use crate::files::{Files, Span};
@@ -40,6 +41,18 @@ pub enum Format {
     Universal,
     /// torch.distributed.checkpoint.
     Dcp,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HuggingFace => "safetensors",
+            Self::Shards => "shards",
+            Self::Zero => "ZeRO",
+            Self::Universal => "Universal",
+            Self::Dcp => "DCP",
+        })
+    }
 }
 
 /// What a checkpoint says beside its tensors.
@@ -86,6 +99,14 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// The type that the elements of a kept tensor stand for: for the weights the one in which the model computes, also
+    /// where only their masters are kept; else the stored one.
+    #[must_use]
+    pub fn dtype(&self, kept: &Kept, parameter: &Parameter) -> DType {
+        let model = self.facts.model_dtypes.get(&parameter.name).filter(|_| *kept == Kept::Weights);
+        model.copied().unwrap_or(parameter.dtype)
+    }
+
     /// The bytes behind a part, for [`reshard_transport::Assembly`].
     #[must_use]
     pub fn reader<'a>(&'a self, part: &'a Part) -> PartReader<'a> {

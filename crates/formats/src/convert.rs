@@ -36,6 +36,14 @@ pub struct Summary {
     pub parts: IndexMap<Kept, PartSummary>,
 }
 
+impl Summary {
+    /// Bytes of elements that are read, each once, without files that are copied.
+    #[must_use]
+    pub fn bytes_read(&self) -> Bytes {
+        self.parts.values().map(|part| part.bytes_read).sum()
+    }
+}
+
 /// What a conversion does for one kept tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartSummary {

@@ -61,6 +61,7 @@
 //!
 //! What it does not do: it does not guess a layout, cast unasked, or average replicas that differ.
 
+pub use reshard_formats as formats;
 pub use reshard_layout as layout;
 pub use reshard_parallel as parallel;
 pub use reshard_plan as plan;

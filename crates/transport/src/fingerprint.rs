@@ -56,8 +56,20 @@ pub struct Fingerprinter {
     shape: Dims,
     dtype: DType,
     seeds: [u64; KEYS],
-    /// Weights of the words of a segment.
-    words: [Vec<u32>; KEYS],
+}
+
+/// Weights of the words of a segment: the same for all tensors, whose segments have weights of their own.
+static WORDS: [[u32; SEGMENT_WORDS as usize]; KEYS] = words();
+
+const fn words() -> [[u32; SEGMENT_WORDS as usize]; KEYS] {
+    let mut words = [[0; SEGMENT_WORDS as usize]; KEYS];
+    let mut at = 0;
+    while at < KEYS * SEGMENT_WORDS as usize {
+        words[at / SEGMENT_WORDS as usize][at % SEGMENT_WORDS as usize] =
+            (scrambled((at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 32) as u32;
+        at += 1;
+    }
+    words
 }
 
 impl Fingerprinter {
@@ -70,11 +82,7 @@ impl Fingerprinter {
         identity.extend(dtype.name().as_bytes());
         identity.extend(shape.iter().flat_map(|extent| extent.to_le_bytes()));
         let seeds = std::array::from_fn(|key| xxh3_64_with_seed(&identity, key as u64));
-        let words = seeds.map(|seed| {
-            // Past the axes of any tensor, so that no axis has these weights.
-            (0..SEGMENT_WORDS).map(|word| (mixed(seed, u64::MAX, word) >> 32) as u32).collect()
-        });
-        Self { shape: Dims::from_slice(shape), dtype, seeds, words }
+        Self { shape: Dims::from_slice(shape), dtype, seeds }
     }
 
     /// The fingerprint of a box of the tensor, whose elements lie one after another in row-major order in `bytes`.
@@ -123,7 +131,7 @@ impl Fingerprinter {
         while !left.is_empty() {
             let within = at % SEGMENT_BYTES;
             let (now, later) = left.split_at(left.len().min((SEGMENT_BYTES - within) as usize));
-            let inner = self.segment(within as usize, now);
+            let inner = Self::segment(within as usize, now);
             for key in 0..KEYS {
                 let weight = reduced(mixed(self.seeds[key], axis as u64, at / SEGMENT_BYTES).into());
                 sum[key] = (sum[key] + times(weight, inner[key])) % PRIME;
@@ -135,33 +143,33 @@ impl Fingerprinter {
     }
 
     /// The sum over bytes from byte `first` of a segment on. The first and last word may be parts of words.
-    fn segment(&self, first: usize, bytes: &[u8]) -> [u64; KEYS] {
+    fn segment(first: usize, bytes: &[u8]) -> [u64; KEYS] {
         let mut sums = [0u128; KEYS];
         let (mut at, mut left) = (first, bytes);
         if !at.is_multiple_of(4) {
             let (now, later) = left.split_at(left.len().min(4 - at % 4));
-            self.add_part(at, now, &mut sums);
+            Self::add_part(at, now, &mut sums);
             (at, left) = (at + now.len(), later);
         }
         let (words, rest) = left.as_chunks::<4>();
-        let weights = [&self.words[0][at / 4..][..words.len()], &self.words[1][at / 4..][..words.len()]];
+        let weights = [&WORDS[0][at / 4..][..words.len()], &WORDS[1][at / 4..][..words.len()]];
         for (word, (one, other)) in words.iter().zip(weights[0].iter().zip(weights[1])) {
             let word = u64::from(u32::from_le_bytes(*word));
             sums[0] += u128::from(word * u64::from(*one));
             sums[1] += u128::from(word * u64::from(*other));
         }
         if !rest.is_empty() {
-            self.add_part(at + 4 * words.len(), rest, &mut sums);
+            Self::add_part(at + 4 * words.len(), rest, &mut sums);
         }
         sums.map(reduced)
     }
 
     /// Adds bytes of one word, from byte `at` of the segment on.
-    fn add_part(&self, at: usize, bytes: &[u8], sums: &mut [u128; KEYS]) {
+    fn add_part(at: usize, bytes: &[u8], sums: &mut [u128; KEYS]) {
         let mut word = [0; 4];
         word[at % 4..][..bytes.len()].copy_from_slice(bytes);
         let word = u64::from(u32::from_le_bytes(word));
-        for (sum, weights) in sums.iter_mut().zip(&self.words) {
+        for (sum, weights) in sums.iter_mut().zip(&WORDS) {
             *sum += u128::from(word * u64::from(weights[at / 4]));
         }
     }
@@ -175,7 +183,7 @@ fn mixed(seed: u64, axis: u64, at: u64) -> u64 {
 }
 
 /// The finaliser of splitmix64 (Steele, Lea and Flood 2014, with Stafford's constants, variant 13).
-fn scrambled(mut bits: u64) -> u64 {
+const fn scrambled(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
@@ -218,8 +226,7 @@ mod tests {
                 let (word, segment) = (in_row / 4 % SEGMENT_WORDS, in_row / 4 / SEGMENT_WORDS);
                 let segment = mixed(weights.seeds[key], last as u64, segment);
                 product = product * (u128::from(segment) % prime) % prime;
-                let word = mixed(weights.seeds[key], u64::MAX, word) >> 32;
-                sum = (sum + product * u128::from(word)) % prime;
+                sum = (sum + product * u128::from(WORDS[key][word as usize])) % prime;
             }
             sum as u64
         };

@@ -1,7 +1,9 @@
-"""Writes the checkpoints that the tests in Rust read: `python make_fixtures.py FOLDER`, with DeepSpeed installed.
+"""Writes the checkpoints that the tests in Rust read: needs DeepSpeed, and this folder's siblings on the path.
 
-    FOLDER/round_robin/latest, FOLDER/round_robin/step2/...pt      as DeepSpeed wrote them
-    FOLDER/expected.json   {"round_robin": {"setting": .., "kept": {"fp32": {parameter: {"shape", "dtype", "sha256"}}}, ..}}
+    cd python/tests && PYTHONPATH=.:deepspeed python checkpoints/make_fixtures.py ../../crates/formats/tests/data/zero
+
+    round_robin/latest, round_robin/step2/...pt      as DeepSpeed wrote them
+    expected.json   {"round_robin": {"setting": .., "kept": {"fp32": {parameter: {shape, dtype, sha256}}}, ..}}
 
 A digest is that of the whole tensor, row-major and little-endian.
 """
@@ -14,8 +16,6 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "deepspeed")]
 
 import torch
 from saved import TAG, Truth, save, setting_text

@@ -1,8 +1,8 @@
 """Checkpoints that real DeepSpeed engines write, and what each says, by a path that shares no code with `reshard`.
 
-    save("round robin", folder) --> folder/latest, folder/step/...pt      as DeepSpeed writes them
-                                --> Truth(weights, fp32, exp_avg, ...)    full tensors, by DeepSpeed's own accessors
-                                                                          and plain collectives
+save("round robin", folder) --> folder/latest, folder/step/...pt      as DeepSpeed writes them
+                            --> Truth(weights, fp32, exp_avg, ...)    full tensors, by DeepSpeed's own accessors
+                                                                      and plain collectives
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ class Case:
     tied: bool = False
     fused: bool = False  # small: adds a fused q/k/v pair of layers, cut per sub-parameter
     empty: bool = False  # small: adds a parameter without elements
-    buffers: bool = False  # small: adds a table and a number that are no parameters, and one that is not saved
+    buffers: bool = (
+        False  # small: adds a table and a number that are no parameters, and one that is not saved
+    )
     bias: bool = True
     layers: int = 1
     heads: int = 4

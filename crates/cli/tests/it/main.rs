@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod checkpoints;
 #[cfg(feature = "demo")]
 mod demo;
 mod plan;

@@ -11,6 +11,7 @@ mod atoms;
 mod build;
 mod collect;
 mod fault;
+mod memo;
 mod opcode;
 mod read;
 mod text;

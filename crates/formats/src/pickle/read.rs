@@ -8,15 +8,14 @@
 //! One loop, no recursion. Every operation makes at most one node, so that a pickle costs memory in proportion to
 //! its length; what copies (bytes and sets as protocol 2 spells them) is counted against a limit of its own.
 
-use std::collections::HashMap;
-
 use super::fault::PickleFault;
+use super::memo::Memo;
 use super::opcode::*;
 use super::{Node, NodeId, Pickle};
 
 /// Bytes that a pickle may have.
 pub const PICKLE_BYTES_MAX: u64 = 256 << 20;
-/// Nodes that it may have.
+/// Nodes that it may have, and objects that may lie on its stack or in its memo.
 pub const NODES_MAX: u64 = 1 << 24;
 /// Marks that may be open at a time: how deep it may be nested.
 pub const MARKS_MAX: u64 = 1 << 16;
@@ -38,7 +37,7 @@ pub(super) fn read(bytes: &[u8]) -> Step<Pickle> {
         nodes: Vec::new(),
         stack: Vec::new(),
         marks: Vec::new(),
-        memo: HashMap::new(),
+        memo: Memo::default(),
         small: vec![None; SMALL_MAX + 3],
         copies: 0,
     };
@@ -57,7 +56,7 @@ pub(super) struct Machine<'a> {
     pub(super) stack: Vec<NodeId>,
     /// How high the stack was at each open mark.
     marks: Vec<usize>,
-    memo: HashMap<u64, NodeId>,
+    memo: Memo,
     small: Vec<Option<NodeId>>,
     pub(super) copies: u64,
 }
@@ -85,7 +84,7 @@ impl Machine<'_> {
             MARK => self.mark(),
             POP => self.pop_or_unmark(),
             POP_MARK => self.pop_mark().map(|_| ()),
-            DUP => self.top().map(|top| self.stack.push(top)),
+            DUP => self.top().and_then(|top| self.lay(top)),
             NONE | NEWTRUE | NEWFALSE => self.constant(opcode),
             INT | LONG | FLOAT => self.number_line(opcode),
             BININT | BININT1 | BININT2 | LONG1 | LONG4 | BINFLOAT => self.number(opcode),
@@ -180,6 +179,14 @@ impl Machine<'_> {
 
     pub(super) fn push(&mut self, node: Node) -> Step {
         let id = self.add(node)?;
+        self.lay(id)
+    }
+
+    /// Lays an object that is there already on the stack.
+    fn lay(&mut self, id: NodeId) -> Step {
+        if self.stack.len() as u64 >= NODES_MAX {
+            return Err(PickleFault::Limit { what: "objects on the stack", max: NODES_MAX });
+        }
         self.stack.push(id);
         Ok(())
     }
@@ -199,8 +206,7 @@ impl Machine<'_> {
             None => self.add(node)?,
         };
         self.small[slot] = Some(id);
-        self.stack.push(id);
-        Ok(())
+        self.lay(id)
     }
 
     /// How far down the stack may be taken from.
@@ -257,7 +263,7 @@ impl Machine<'_> {
         match opcode {
             BINGET | BINPUT => Ok(u64::from(self.byte()?)),
             LONG_BINGET | LONG_BINPUT => self.four(),
-            MEMOIZE => Ok(self.memo.len() as u64),
+            MEMOIZE => Ok(self.memo.len()),
             _ => {
                 let literal = self.literal("place of the memo");
                 self.text_of("place of the memo")?.parse().map_err(|_| literal)
@@ -267,16 +273,14 @@ impl Machine<'_> {
 
     fn get(&mut self, opcode: u8) -> Step {
         let key = self.key(opcode)?;
-        let known = self.memo.get(&key).copied();
-        self.stack.push(known.ok_or(PickleFault::NotMemoized { offset: self.operation_at, key })?);
-        Ok(())
+        let known = self.memo.get(key);
+        self.lay(known.ok_or(PickleFault::NotMemoized { offset: self.operation_at, key })?)
     }
 
     fn put(&mut self, opcode: u8) -> Step {
         let key = self.key(opcode)?;
         let top = self.top()?;
-        self.memo.insert(key, top);
-        Ok(())
+        self.memo.put(key, top)
     }
 
     // Faults.

@@ -145,6 +145,12 @@ impl<'a> Value<'a> {
         self.entries()?.filter(|(known, _)| known.as_str() == Some(key)).last().map(|(_, value)| value)
     }
 
+    /// What `BUILD` hands an object.
+    #[must_use]
+    pub fn state(self) -> Option<Value<'a>> {
+        self.as_object()?.state.map(|state| self.pickle.value(state))
+    }
+
     /// An attribute of an object whose `BUILD` was handed a dictionary (or a pair of which the second is one).
     #[must_use]
     pub fn attribute(self, name: &str) -> Option<Value<'a>> {

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 
 use reshard_layout::{Bytes, DType, Elements};
 
+pub(crate) use dtype::of_value as dtype_of_value;
 pub use fault::TorchFault;
 pub use tensor::{SMALL_BYTES_MAX, Tensor, read_bytes, read_scalar};
 pub use write::{Contents, torch_file};

@@ -16,9 +16,9 @@ use super::output::Families;
 use crate::error::FormatError;
 use crate::files::Files;
 use crate::output::Output;
+use crate::zero::ModelStates;
 use crate::zero::files::Position;
 use crate::zero::write::{Opened, Origin, Tree, file};
-use crate::zero::ModelStates;
 
 /// Adds the files of model states that loaders of `families` look for.
 pub(super) fn add(
@@ -28,7 +28,8 @@ pub(super) fn add(
     families: Families,
 ) -> Result<(), FormatError> {
     let plain = |position: &Position| format!("mp_rank_{:02}_model_states.pt", position.tensor);
-    let partitioned = |position: &Position| format!("zero_pp_rank_0_mp_rank_{:02}_model_states.pt", position.tensor);
+    let partitioned =
+        |position: &Position| format!("zero_pp_rank_0_mp_rank_{:02}_model_states.pt", position.tensor);
     if families.plain {
         one_family(output, folder, (&origin.plain, &origin.partitioned), plain)?;
     }

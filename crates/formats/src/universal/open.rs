@@ -73,10 +73,13 @@ impl Model {
 
     /// The whole shape of a parameter, where the file says it.
     fn shape(&self, name: &str) -> Result<Option<Vec<u64>>, FormatError> {
-        let shard = self.shards.get(name).or_else(|| self.states.frozen.get(name).map(|frozen| &frozen.shape));
+        let shard =
+            self.shards.get(name).or_else(|| self.states.frozen.get(name).map(|frozen| &frozen.shape));
         if let Some(info) = &self.states.universal {
             let empty = shard.is_some_and(|shape| shape.contains(&0));
-            let join = info.join(name, empty).map_err(|fault| FormatError::Zero { path: self.path.clone(), fault })?;
+            let join = info
+                .join(name, empty)
+                .map_err(|fault| FormatError::Zero { path: self.path.clone(), fault })?;
             if let Join::Affine(map) = join {
                 return Ok(Some(map.logical_shape));
             }
@@ -103,7 +106,8 @@ impl Reader<'_> {
     /// Every tensor in `zero/`, in the trainer's order as far as that is known.
     fn tensors(&mut self) -> Result<IndexMap<String, States>, FormatError> {
         let known = self.model.into_iter().flat_map(|model| model.shards.keys());
-        let mut order: Vec<&String> = known.filter(|name| self.folder.parameters.contains_key(*name)).collect();
+        let mut order: Vec<&String> =
+            known.filter(|name| self.folder.parameters.contains_key(*name)).collect();
         let first: BTreeSet<&String> = order.iter().copied().collect();
         order.extend(self.folder.parameters.keys().filter(|name| !first.contains(*name)));
         let mut tensors = IndexMap::new();
@@ -153,16 +157,20 @@ impl Reader<'_> {
                     continue;
                 }
                 // A buffer of the model keeps its type there, and is a float here.
-                let own = self.model.filter(|_| !trained).and_then(|model| {
-                    model.is_buffer(name).then(|| model.states.module.get(name)).flatten()
-                });
+                let own = self
+                    .model
+                    .filter(|_| !trained)
+                    .and_then(|model| model.is_buffer(name).then(|| model.states.module.get(name)).flatten());
                 weights.add(name, own.unwrap_or(tensor));
                 if trained {
                     master.add(name, tensor);
                 }
             }
-            if let Some(missing) = names.iter().find(|state| states.len() > 1 && !states.contains_key(**state)) {
-                let fault = UniversalFault::StateMissing { parameter: name.clone(), state: (*missing).clone() };
+            if let Some(missing) =
+                names.iter().find(|state| states.len() > 1 && !states.contains_key(**state))
+            {
+                let fault =
+                    UniversalFault::StateMissing { parameter: name.clone(), state: (*missing).clone() };
                 return Err(fault.at(&self.root.join("zero").join(name)));
             }
         }
@@ -175,7 +183,8 @@ impl Reader<'_> {
         let mut parts = IndexMap::new();
         let states = drafts.into_iter().map(|(state, draft)| (Kept::State(state.clone()), draft));
         for (kept, draft) in [(Kept::Weights, weights), (Kept::Master, master)].into_iter().chain(states) {
-            let part = draft.build().map_err(|error| FormatError::Layout { path: self.root.to_owned(), error })?;
+            let part =
+                draft.build().map_err(|error| FormatError::Layout { path: self.root.to_owned(), error })?;
             parts.insert(kept, part);
         }
         Ok(parts)
@@ -198,18 +207,22 @@ impl Reader<'_> {
 
     fn facts(&mut self, parts: &IndexMap<Kept, Part>) -> Result<Facts, FormatError> {
         let mut facts = Facts { stage: self.stage()?, ..Facts::default() };
-        let held = |kept: &Kept, name: &str| parts.get(kept).is_some_and(|part| part.layout.find(name).is_some());
+        let held =
+            |kept: &Kept, name: &str| parts.get(kept).is_some_and(|part| part.layout.find(name).is_some());
         if let Some(model) = self.model {
             let count = |value: Option<u64>| value.and_then(|value| u32::try_from(value).ok());
             facts.tp = count(model.states.ranks.tensor);
             facts.dp = count(model.states.ranks.data);
             facts.step = model.states.global_steps;
             facts.buffers = model.states.buffers.clone();
-            facts.metadata.extend(model.states.version.clone().map(|version| ("ds_version".to_owned(), version)));
+            facts
+                .metadata
+                .extend(model.states.version.clone().map(|version| ("ds_version".to_owned(), version)));
             facts.model_dtypes = self.model_dtypes(model, &parts[&Kept::Weights]);
         }
         let weights = parts[&Kept::Weights].layout.parameters();
-        let untrained = weights.map(|(_, parameter)| &parameter.name).filter(|name| !held(&Kept::Master, name));
+        let untrained =
+            weights.map(|(_, parameter)| &parameter.name).filter(|name| !held(&Kept::Master, name));
         facts.frozen = untrained.filter(|name| !facts.buffers.contains(name)).cloned().collect();
         if !self.folder.unknown.is_empty() {
             facts.metadata.insert("unknown files".to_owned(), self.folder.unknown.join(", "));
@@ -236,7 +249,8 @@ impl Reader<'_> {
                 return Ok(Some(stage));
             }
         }
-        let named = self.model.and_then(|model| model.states.stage).and_then(|stage| u32::try_from(stage).ok());
+        let named =
+            self.model.and_then(|model| model.states.stage).and_then(|stage| u32::try_from(stage).ok());
         Ok(named.or_else(|| (!self.folder.partitioned.is_empty()).then_some(3)))
     }
 }

@@ -105,7 +105,11 @@ pub fn output(source: &Checkpoint, options: &UniversalOptions) -> Result<Output,
 
 /// Whether a name can be that of one folder.
 fn is_folder_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name != "." && name != ".." && !name.contains(['/', '\0'])
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && name != "."
+        && name != ".."
+        && !name.contains(['/', '\0'])
 }
 
 /// The extents of a parameter, with those of its parts along the axis on which they lie.
@@ -155,7 +159,8 @@ impl Writer<'_> {
             for (id, parameter) in part.layout.parameters() {
                 if source.format == Format::Universal {
                     let place = part.layout.instances(id).first();
-                    let file = place.map(|at| part.spans[part.layout.places().buffer(at.buffer).storage.index()].file);
+                    let file = place
+                        .map(|at| part.spans[part.layout.places().buffer(at.buffer).storage.index()].file);
                     self.tensor_again(&mut draft, kept, parameter, file)?;
                 } else {
                     let entries = self.entries(parameter)?;
@@ -201,7 +206,9 @@ impl Writer<'_> {
         parameter: &Parameter,
         file: Option<FileId>,
     ) -> Result<(), FormatError> {
-        let Some(file) = file else { return self.tensor(draft, kept, parameter, parameter.dtype, Vec::new()) };
+        let Some(file) = file else {
+            return self.tensor(draft, kept, parameter, parameter.dtype, Vec::new());
+        };
         let files = &self.source.files;
         let torch = TorchFile::open(files, file)?;
         let mut entries = Vec::new();

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use reshard_layout::{
-    Block, Bytes, DType, Elements, Geometry, LayoutBuilder, LayoutError, ParameterId, Rank, Region, row_major, volume,
+    Block, Bytes, DType, Elements, Geometry, LayoutBuilder, LayoutError, ParameterId, Rank, Region,
+    row_major, volume,
 };
 
 use super::fault::UniversalFault;
@@ -96,8 +97,7 @@ impl TensorsDraft {
         self.names.insert(name.to_owned(), parameter);
         self.spans.push(span);
         let storage = self.builder.storage(Rank(0), name, span.length);
-        let buffer =
-            self.builder.buffer(storage, Bytes(0), dtype, Elements(span.length.0 / dtype.size()));
+        let buffer = self.builder.buffer(storage, Bytes(0), dtype, Elements(span.length.0 / dtype.size()));
         if !geometry.blocks().is_empty() {
             let geometry = self.builder.geometry(geometry);
             self.builder.place(parameter, buffer, base, geometry);

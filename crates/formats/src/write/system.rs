@@ -27,9 +27,8 @@ const FILE_SYSTEMS: [(i64, &str); 13] = [
 /// The kind of file system that a path lies on: its name, or the number that it goes by.
 pub(super) fn file_system(path: &Path) -> String {
     let Ok(found) = rustix::fs::statfs(path) else { return "unknown".to_owned() };
-    let number = found.f_type as i64;
-    let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == number);
-    known.map_or_else(|| format!("{number:#x}"), |(_, name)| (*name).to_owned())
+    let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == found.f_type);
+    known.map_or_else(|| format!("{:#x}", found.f_type), |(_, name)| (*name).to_owned())
 }
 
 /// Checks that `needed` bytes are free where `folder` lies.

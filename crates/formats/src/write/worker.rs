@@ -24,8 +24,9 @@ use super::{Filling, Progress};
 use crate::counted::Counted;
 use crate::error::FormatError;
 
-/// A window and the working memory beside it: both fit in a second-level cache.
-const WINDOW_BYTES: usize = 1 << 20;
+/// A window and the working memory beside it: both fit in a second-level cache, and what is read is still there when it
+/// is written.
+const WINDOW_BYTES: usize = 256 << 10;
 const WINDOW_BYTES_MIN: usize = 64 << 10;
 
 /// The widest element: windows are cut at multiples of it in a stretch.

@@ -122,7 +122,7 @@ impl Reading<'_> {
     fn models(&self, model_files: &BTreeMap<Position, FileId>) -> Result<Models, FormatError> {
         let (mut models, mut others): Models = Default::default();
         for (position, file) in model_files {
-            let model = ModelStates::open(self.files, *file)?;
+            let model = ModelStates::read(self.files, *file, models.is_empty())?;
             if position.data == 0 {
                 if models.is_empty() {
                     self.tensor_ranks(&model, model_files)?;

@@ -16,6 +16,7 @@ use super::fault::ZeroFault;
 use super::folder::Folder;
 use super::part::Pieces;
 use super::partitions::Share;
+use super::sharing::RankStates;
 use crate::checkpoint::{Checkpoint, Facts, Format, Part};
 use crate::error::FormatError;
 use crate::kept::Kept;
@@ -125,33 +126,14 @@ impl Folder {
         };
         let dtype = |(name, tensor): (&String, &LogicalTensor)| Some((name.clone(), tensor.dtype?));
         let mut metadata = IndexMap::new();
-        let mut note = |key: &str, value: String| {
-            if !value.is_empty() {
-                metadata.insert(key.to_owned(), value);
-            }
-        };
-        note("ds_version", first.version.clone().unwrap_or_default());
-        if let Some(states) = self.optimizer.values().next() {
-            let step = |step: Option<f64>| step.map_or("?".to_owned(), |step| step.to_string());
-            let steps: Vec<_> = states.groups.iter().map(|(group, _)| step(group.step)).collect();
-            note("optimizer steps by group", steps.join(", "));
-            let left: IndexSet<&str> = states
-                .groups
-                .iter()
-                .flat_map(|(kept, share)| {
-                    let odd =
-                        kept.states.iter().filter(|(_, tensor)| !fits(tensor, share)).map(|(name, _)| name);
-                    odd.chain(&kept.left_out).map(String::as_str)
-                })
-                .collect();
-            note("optimizer states left out", left.into_iter().collect::<Vec<_>>().join(", "));
-        } else {
-            note("optimizer states", "none are read: weights only".to_owned());
+        if let Some(version) = &first.version {
+            metadata.insert("ds_version".to_owned(), version.clone());
         }
-        let left_out: Vec<&str> =
-            self.catalogue.left_out.iter().chain(&first.left_out).map(String::as_str).collect();
-        note("module entries left out", left_out.join(", "));
-        note("unknown files", self.unknown.join(", "));
+        let steps = self.optimizer.values().next().map_or(Vec::new(), RankStates::steps);
+        if !steps.is_empty() {
+            metadata.insert("optimizer steps by group".to_owned(), steps.join(", "));
+        }
+        let beside = self.path.join("config.json");
         Facts {
             stage: u32::try_from(self.stage).ok(),
             tp: Some(self.tensor_ranks),
@@ -160,11 +142,50 @@ impl Folder {
             frozen: of_role(Role::Frozen),
             buffers: of_role(Role::Buffer),
             model_dtypes: self.catalogue.tensors.iter().filter_map(dtype).collect(),
-            config: None,
+            config: beside.is_file().then_some(beside),
             metadata,
             packed: IndexMap::new(),
-            notes: Vec::new(),
+            notes: self.notes(),
         }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let mut note = |what: &str, names: Vec<&str>| {
+            if !names.is_empty() {
+                notes.push(format!("{what}: {}", names.join(", ")));
+            }
+        };
+        let first = &self.models[0];
+        let left_out = self.catalogue.left_out.iter().chain(&first.left_out).map(String::as_str);
+        note(
+            "left out, entries of the module that are no tensors or nothing is known of",
+            left_out.collect(),
+        );
+        let states: IndexSet<&str> = self.optimizer.values().flat_map(RankStates::left_out).collect();
+        note(
+            "left out, states that have not one element for each of the parameters",
+            states.into_iter().collect(),
+        );
+        note("files whose names mean nothing here", self.unknown.iter().map(String::as_str).collect());
+        if self.optimizer.is_empty() {
+            notes.push("weights only: no optimizer states of ZeRO are here".to_owned());
+        }
+        notes
+    }
+}
+
+impl RankStates {
+    /// How many steps the optimizer took with each group, as far as it counts them.
+    fn steps(&self) -> Vec<String> {
+        self.groups.iter().filter_map(|(kept, _)| kept.step).map(|step| step.to_string()).collect()
+    }
+
+    fn left_out(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().flat_map(|(kept, share)| {
+            let odd = kept.states.iter().filter(|(_, tensor)| !fits(tensor, share)).map(|(name, _)| name);
+            odd.chain(&kept.left_out).map(String::as_str)
+        })
     }
 }
 

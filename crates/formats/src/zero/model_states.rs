@@ -64,7 +64,7 @@ pub struct ModelStates {
     pub round_robin: bool,
     /// Names in the module that are no tensors.
     pub left_out: Vec<String>,
-    /// How tensor-parallel shards join, if the trainer said so.
+    /// How tensor-parallel shards join, if the trainer said so. A [`Folder`](super::Folder) reads it once.
     pub universal: Option<UniversalInfo>,
 }
 
@@ -74,13 +74,18 @@ impl ModelStates {
     /// # Errors
     /// [`FormatError`] naming file and key.
     pub fn open(files: &Files, file: FileId) -> Result<Self, FormatError> {
+        Self::read(files, file, true)
+    }
+
+    /// As [`open`](Self::open), without what every file says alike and at length: how shards join.
+    pub(super) fn read(files: &Files, file: FileId, with_universal: bool) -> Result<Self, FormatError> {
         let torch = TorchFile::open(files, file)?;
         let fault = |fault: ZeroFault| fault.at(files.path(file));
         let root = Field::root(torch.pickle.root());
         let (module, left_out) = module(&torch, &root).map_err(|error| error.map(fault))?;
         let frozen = frozen(&torch, &root).map_err(|error| error.map(fault))?;
         let told = Told::read(&root).map_err(fault)?;
-        let universal = root.find("universal_checkpoint_info").map_err(fault)?;
+        let universal = root.find("universal_checkpoint_info").map_err(fault)?.filter(|_| with_universal);
         let universal = universal.map(|info| UniversalInfo::read(&info)).transpose().map_err(fault)?;
         Ok(Self {
             file,

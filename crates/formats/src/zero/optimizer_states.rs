@@ -179,7 +179,7 @@ fn group_states(
 }
 
 fn scalar(files: &Files, torch: &TorchFile, field: Option<&Field<'_>>) -> Result<Option<f64>, ReadError> {
-    let Some(field) = field else { return Ok(None) };
+    let Some(field) = field.filter(|field| !field.value().is_none()) else { return Ok(None) };
     match torch.tensor(field.value())? {
         Some(tensor) => Ok(Some(read_scalar(files, &tensor)?)),
         None => Ok(Some(field.float()?)),

@@ -249,3 +249,55 @@ pub(super) fn partitioned_over(
     };
     all.iter().zip(&fits).map(over).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// TP 2 x DP 2: who shares lists of shards, given by (elements of each, whether whole, length in the file).
+    fn over(built_sliced: bool, all: &[(&[u64], bool, u64)]) -> Result<Vec<PartitionOver>, ZeroFault> {
+        let two = NonZeroU64::new(2).unwrap();
+        let ranks = Ranks { data: two, world: NonZeroU64::new(4).unwrap(), data_rank: 1, world_rank: 3 };
+        let shapes = |numels: &[u64]| -> Shapes {
+            (0..).zip(numels).map(|(at, numel): (u32, _)| (at.to_string(), vec![*numel])).collect()
+        };
+        let all_shapes: Vec<Shapes> = all.iter().map(|(numels, ..)| shapes(numels)).collect();
+        let one = |(shapes, (_, whole, length))| {
+            let (whole, length): (&bool, &u64) = (whole, length);
+            Sliced::new("sub-group".to_owned(), shapes, *length, |_| *whole).unwrap()
+        };
+        let sliced: Vec<Sliced<'_>> =
+            all_shapes.iter().zip(all.iter().map(|(n, w, l)| (n, w, l))).map(one).collect();
+        partitioned_over(&sliced, ranks, built_sliced)
+    }
+
+    #[test]
+    fn the_length_tells_who_shares_a_sub_group() {
+        use PartitionOver::{DataParallel, World};
+        // 7 and 5 over 2: 4 + 3; over 4: 2 + 2.
+        assert_eq!(over(true, &[(&[7, 5], true, 7), (&[7, 5], true, 4)]), Ok(vec![DataParallel, World]));
+        let neither = over(true, &[(&[7, 5], true, 6)]);
+        assert!(matches!(neither, Err(ZeroFault::NoPartitionCount { length: 6, .. })));
+        let cut = over(true, &[(&[7, 5], false, 4)]);
+        assert!(matches!(cut, Err(ZeroFault::NoPartitionCount { .. })), "what is cut is never shared by all");
+    }
+
+    #[test]
+    fn where_both_fit_something_else_must_tell() {
+        use PartitionOver::{DataParallel, World};
+        // 2 over 2 and over 4 is 1 either way, but other ranks hold it.
+        let small: (&[u64], bool, u64) = (&[2], true, 1);
+        assert!(matches!(over(true, &[small]), Err(ZeroFault::TwoPartitionCounts { .. })));
+        assert_eq!(over(false, &[small]), Ok(vec![DataParallel]), "not built under zero.Init");
+        assert_eq!(over(true, &[(&[2], false, 1)]), Ok(vec![DataParallel]), "cut");
+        assert_eq!(over(true, &[(&[1, 1], true, 2)]), Ok(vec![World]), "only the first rank holds any");
+        assert_eq!(over(true, &[small, (&[7], true, 2)]), Ok(vec![World, World]), "as the other one");
+        assert_eq!(over(true, &[small, (&[7], true, 4)]), Ok(vec![DataParallel, DataParallel]));
+        let undecided = over(true, &[small, (&[7], true, 2), (&[7], true, 4)]);
+        assert!(matches!(undecided, Err(ZeroFault::TwoPartitionCounts { .. })));
+        assert_eq!(
+            over(true, &[small, (&[7], false, 4), (&[9], true, 3)]),
+            Ok(vec![World, DataParallel, World])
+        );
+    }
+}

@@ -49,7 +49,11 @@ pub(crate) fn tensor(checkpoint: &Checkpoint, part: &Part, id: ParameterId) -> V
             let from = usize::try_from(buffer.offset.0).unwrap() + usize::try_from(element).unwrap() * size;
             let index = usize::try_from(index).unwrap();
             let value = &storage[from..from + size];
-            assert!(!known[index] || bytes[index * size..][..size] == *value, "holders of {} differ", parameter.name);
+            assert!(
+                !known[index] || bytes[index * size..][..size] == *value,
+                "holders of {} differ",
+                parameter.name
+            );
             bytes[index * size..][..size].copy_from_slice(value);
             known[index] = true;
         }
@@ -105,7 +109,8 @@ pub(crate) fn write(
     }
     for (file, bytes) in output.files.iter().zip(&mut files) {
         for checksum in &file.checksums {
-            let data = usize::try_from(checksum.data.start).unwrap()..usize::try_from(checksum.data.end).unwrap();
+            let data =
+                usize::try_from(checksum.data.start).unwrap()..usize::try_from(checksum.data.end).unwrap();
             let crc = crc32fast::hash(&bytes[data]).to_le_bytes();
             for at in &checksum.at {
                 let at = usize::try_from(*at).unwrap();
@@ -139,7 +144,8 @@ fn fill_part(part: &Part, files: &mut [Vec<u8>], value: impl Fn(ParameterId) -> 
     for span in &part.spans {
         files[span.file.index()][usize(span.offset.0)..][..usize(span.length.0)].fill(POISON);
     }
-    let mut written: Vec<Vec<bool>> = part.spans.iter().map(|span| vec![false; usize(span.length.0)]).collect();
+    let mut written: Vec<Vec<bool>> =
+        part.spans.iter().map(|span| vec![false; usize(span.length.0)]).collect();
     let mut put = |buffer: reshard_layout::BufferId, element: u64, bytes: &[u8]| {
         let buffer = places.buffer(buffer);
         let at = usize(buffer.offset.0) + usize(element) * bytes.len();

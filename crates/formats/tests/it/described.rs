@@ -39,7 +39,8 @@ fn describe(files: &Files, torch: &TorchFile, at: &str, value: Value<'_>, found:
     };
     if let Some(tensor) = torch.tensor(value).unwrap() {
         let bytes = read_bytes(files, &tensor).unwrap();
-        let digest: String = Sha256::digest(&bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let digest: String =
+            Sha256::digest(&bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         return say(format!("{} {:?} {digest}", tensor.dtype, tensor.shape));
     }
     if let Some(shape) = value.as_numbers().filter(|_| value.made_by() == Some(("torch", "Size"))) {
@@ -50,7 +51,8 @@ fn describe(files: &Files, torch: &TorchFile, at: &str, value: Value<'_>, found:
         let kind = value.made_by().map_or("dict", |(_, name)| name);
         say(format!("{kind} of {}", entries.len()));
         for (key, value) in entries {
-            let key = key.as_str().map(str::to_owned).or_else(|| Some(format!("[{}]", key.as_i64()?))).unwrap();
+            let key =
+                key.as_str().map(str::to_owned).or_else(|| Some(format!("[{}]", key.as_i64()?))).unwrap();
             describe(files, torch, &format!("{at}/{key}"), value, found);
         }
         return;

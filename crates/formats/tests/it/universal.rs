@@ -110,7 +110,8 @@ fn what_is_written_is_what_deepspeed_wrote_key_by_key() {
         }
         assert_eq!(listed, names(&theirs), "stage {stage}");
         for name in listed.iter().filter(|name| name.ends_with(".pt")) {
-            let (mut ours, mut theirs) = (described(&folder.path().join(name)), described(&theirs.join(name)));
+            let (mut ours, mut theirs) =
+                (described(&folder.path().join(name)), described(&theirs.join(name)));
             if name.ends_with("optimizer_state.pt") {
                 theirs = without_flat_tensors(theirs);
             }

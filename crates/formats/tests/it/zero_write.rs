@@ -56,7 +56,12 @@ fn assert_same(one: &Checkpoint, other: &Checkpoint) {
             assert_eq!(there.shape, parameter.shape);
             let to = if *kept == Kept::Weights { DType::Bf16 } else { DType::F32 };
             let (ours, theirs) = (named(one, kept, &parameter.name), named(other, kept, &parameter.name));
-            assert_eq!(cast(&ours, parameter.dtype, to), cast(&theirs, there.dtype, to), "{kept} of {}", parameter.name);
+            assert_eq!(
+                cast(&ours, parameter.dtype, to),
+                cast(&theirs, there.dtype, to),
+                "{kept} of {}",
+                parameter.name
+            );
         }
     }
 }
@@ -74,10 +79,13 @@ fn files_are_those_of_a_real_engine_key_by_key() {
             assert_eq!(latest(folder.path()), latest(&theirs).trim());
             for name in names(&theirs).iter().filter(|name| name.ends_with(".pt")) {
                 // Shards of this model divide evenly, so that even at stage 3 there is no padding to differ.
-                let (mut ours, mut theirs) = (described(&folder.path().join(name)), described(&theirs.join(name)));
+                let (mut ours, mut theirs) =
+                    (described(&folder.path().join(name)), described(&theirs.join(name)));
                 // A limit of gradients that stage 3 does not record cannot be taken from there.
                 if from == 3 && to != 3 {
-                    assert!(theirs.remove("/optimizer_state_dict/clip_grad").is_some() || name.contains("model"));
+                    assert!(
+                        theirs.remove("/optimizer_state_dict/clip_grad").is_some() || name.contains("model")
+                    );
                     let inner = "/optimizer_state_dict";
                     if theirs.contains_key(inner) {
                         assert_eq!(ours[inner], "dict of 11");
@@ -123,7 +131,10 @@ fn a_universal_checkpoint_becomes_a_zero_checkpoint() {
             let like = zero::open(&data.join(format!("ckpt_stage{to}"))).unwrap();
             assert_same(&zero::open(folder.path()).unwrap(), &like);
             for name in names(folder.path()).iter().filter(|name| name.ends_with("optim_states.pt")) {
-                let (ours, theirs) = (described(&folder.path().join(name)), described(&like.root.parent().unwrap().join(name)));
+                let (ours, theirs) = (
+                    described(&folder.path().join(name)),
+                    described(&like.root.parent().unwrap().join(name)),
+                );
                 let step = |described: &Described| {
                     let step = described.iter().find(|(key, _)| key.ends_with("/[0]/step"));
                     step.map(|(_, value)| value.clone()).unwrap()

@@ -28,7 +28,9 @@ pub enum WriteFault {
         found: usize,
     },
     /// Parameters that are not trained.
-    #[error("{parameter} and {others} other parameters are not trained, which the engine's layout does not express")]
+    #[error(
+        "{parameter} and {others} other parameters are not trained, which the engine's layout does not express"
+    )]
     Frozen {
         /// The first of them.
         parameter: String,

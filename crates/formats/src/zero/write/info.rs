@@ -112,8 +112,7 @@ impl Cutting<'_> {
                 ("dest", address(0, strides(&shard))),
                 ("locations", Tree::counts(&holders)),
             ]);
-            let entries =
-                vec![("shard_shape", Tree::counts(&shard)), ("pieces", Tree::List(vec![piece]))];
+            let entries = vec![("shard_shape", Tree::counts(&shard)), ("pieces", Tree::List(vec![piece]))];
             (Tree::Int(i64::from(tp_rank)), Tree::dict(entries))
         };
         let ranks = (0..tp).map(rank).collect();

@@ -184,7 +184,8 @@ impl Writer<'_, '_> {
         };
         let stored = self.engine.weights(slot);
         let flats = if sliced { &[][..] } else { &stored.storages };
-        let mut storages: Vec<(DType, Elements)> = flats.iter().map(|flat| (flat.dtype, flat.length)).collect();
+        let mut storages: Vec<(DType, Elements)> =
+            flats.iter().map(|flat| (flat.dtype, flat.length)).collect();
         let elements = |buffer: &BufferSpec| Elements(buffer.shape.iter().product());
         storages.extend(self.buffers.iter().map(|buffer| (buffer.dtype, elements(buffer))));
         let tree = model::contents(self.engine, self.record, self.buffers, place.tp_rank, place.dp_rank);
@@ -201,7 +202,8 @@ impl Writer<'_, '_> {
     fn optimizer_states(&mut self, slot: Slot) -> Result<(), FormatError> {
         let place = self.engine.topology().place(slot);
         let prefix = if self.engine.dtype() == DType::Bf16 { "bf16_" } else { "" };
-        let name = format!("{prefix}zero_pp_rank_{}_mp_rank_{:02}_optim_states.pt", place.dp_rank, place.tp_rank);
+        let name =
+            format!("{prefix}zero_pp_rank_{}_mp_rank_{:02}_optim_states.pt", place.dp_rank, place.tp_rank);
         // Every state lies as the master does.
         let stored = self.engine.optimizer(slot, State::Fp32);
         let lengths: Vec<Elements> = stored.storages.iter().map(|flat| flat.length).collect();

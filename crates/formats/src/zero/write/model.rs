@@ -51,7 +51,8 @@ pub(super) fn contents<'a>(
     dp_rank: u32,
 ) -> Tree<'a> {
     let stage = engine.topology().stage();
-    let (tp, dp) = (Tree::count(u64::from(engine.topology().tp().get())), u64::from(engine.topology().dp().get()));
+    let (tp, dp) =
+        (Tree::count(u64::from(engine.topology().tp().get())), u64::from(engine.topology().dp().get()));
     let unowned = unowned(engine, tp_rank);
     // Slices are flat, whatever they are of.
     let fragment: fn(DType, &[u64]) -> Tree<'static> = match stage {
@@ -98,7 +99,9 @@ fn module(engine: &DeepSpeed, buffers: &[BufferSpec], tp_rank: u32) -> Vec<(Stri
         places.extend(group.entries().iter().map(|entry| (entry.parameter, (storage, entry.offset))));
     }
     let tensor = |parameter: usize| match places.get(&parameter) {
-        Some(&(storage, offset)) => Tree::View { storage, offset, shape: engine.shard_shape(parameter, tp_rank) },
+        Some(&(storage, offset)) => {
+            Tree::View { storage, offset, shape: engine.shard_shape(parameter, tp_rank) }
+        }
         None if sliced => Tree::empty(engine.dtype(), vec![0]),
         None => Tree::empty(engine.dtype(), engine.shard_shape(parameter, tp_rank)),
     };

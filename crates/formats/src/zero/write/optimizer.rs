@@ -35,7 +35,8 @@ impl Flats<'_> {
     /// What the optimizer keeps of a flat tensor: what is not a tensor of its length, then the states.
     fn state<'a>(&self, group: usize, scalars: &[(String, Tree<'a>)]) -> Tree<'a> {
         let states = self.states.iter().enumerate();
-        let states = states.map(|(index, name)| (name.clone(), self.view(index + 1, group, self.lengths[group])));
+        let states =
+            states.map(|(index, name)| (name.clone(), self.view(index + 1, group, self.lengths[group])));
         Tree::dict(scalars.iter().cloned().chain(states).collect())
     }
 }
@@ -74,7 +75,9 @@ fn flat<'a>(
     };
     let slices = |group: &FlatGroup| {
         let slices = group.fragments(u64::from(dp_rank));
-        Tree::Ordered(slices.map(|slice| (name(slice.parameter), address(slice.length, slice.offset))).collect())
+        Tree::Ordered(
+            slices.map(|slice| (name(slice.parameter), address(slice.length, slice.offset))).collect(),
+        )
     };
     let partitions = Tree::count(u64::from(engine.topology().dp().get()));
     let states = groups.iter().enumerate().map(state).collect();
@@ -82,7 +85,10 @@ fn flat<'a>(
     let members: Vec<Vec<usize>> = (0..groups.len()).map(|group| vec![group]).collect();
     let mut entries = record.optimizer.clone();
     entries.extend(owned([
-        ("base_optimizer_state", Tree::dict(vec![("state", numbered(states)), ("param_groups", param_groups(record, &members))])),
+        (
+            "base_optimizer_state",
+            Tree::dict(vec![("state", numbered(states)), ("param_groups", param_groups(record, &members))]),
+        ),
         ("single_partition_of_fp32_groups", Tree::List(masters.collect())),
         ("zero_stage", stage_enum(engine.topology().stage().number())),
         ("group_paddings", Tree::List(groups.iter().map(|group| Tree::count(padding(group).0)).collect())),

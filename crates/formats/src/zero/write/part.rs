@@ -83,7 +83,13 @@ impl PartDraft {
         if start < end {
             let shape = [end.0 - start.0].into_iter().collect();
             let value = vec![0; usize::try_from(self.dtype.size()).unwrap_or_default()];
-            self.builder.fill(Fill { buffer, offset: start, shape, strides: [1].into_iter().collect(), value });
+            self.builder.fill(Fill {
+                buffer,
+                offset: start,
+                shape,
+                strides: [1].into_iter().collect(),
+                value,
+            });
         }
     }
 

@@ -73,7 +73,12 @@ impl Opened {
     }
 
     /// An object, to write it again.
-    pub(crate) fn taken<'v>(&self, files: &Files, key: &str, value: Value<'v>) -> Result<Tree<'v>, FormatError> {
+    pub(crate) fn taken<'v>(
+        &self,
+        files: &Files,
+        key: &str,
+        value: Value<'v>,
+    ) -> Result<Tree<'v>, FormatError> {
         Tree::taken(files, self.file, &self.torch, key, value)
     }
 }
@@ -115,7 +120,8 @@ impl<'c> Origin<'c> {
             };
             files.insert(position, folder.join(name));
         }
-        let first = |files: &BTreeMap<Position, PathBuf>| files.first_key_value().map(|(_, path)| path.clone());
+        let first =
+            |files: &BTreeMap<Position, PathBuf>| files.first_key_value().map(|(_, path)| path.clone());
         let universal = source.format == Format::Universal;
         let zero = folder.join("zero");
         let model = first(&plain).or_else(|| first(&partitioned));
@@ -238,7 +244,9 @@ impl<'c> Origin<'c> {
     }
 
     fn scalar_entries<'v>(&self, value: Value<'v>) -> Result<Vec<(String, Tree<'v>)>, FormatError> {
-        self.named(value, |_, value| Ok(self.optimizer.torch.tensor(value)?.is_none_or(|it| it.shape.is_empty())))
+        self.named(value, |_, value| {
+            Ok(self.optimizer.torch.tensor(value)?.is_none_or(|it| it.shape.is_empty()))
+        })
     }
 
     /// The entries of a dictionary that are wanted, by their names.

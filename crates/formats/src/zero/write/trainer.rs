@@ -81,8 +81,8 @@ impl TrainerState {
             let names = members.iter().map(|&parameter| engine.parameters()[parameter].name.clone());
             scalars.add(group.scalars(), names);
         }
-        let config: Json =
-            serde_json::from_str(&self.config).map_err(|error| WriteFault::Config { reason: error.to_string() })?;
+        let config: Json = serde_json::from_str(&self.config)
+            .map_err(|error| WriteFault::Config { reason: error.to_string() })?;
         let model = [
             ("lr_scheduler", Tree::None),
             ("data_sampler", Tree::None),
@@ -117,7 +117,9 @@ fn json_tree(value: &Json, depth: usize) -> Result<Tree<'static>, WriteFault> {
             None => Tree::Float(number.as_f64().unwrap_or(f64::NAN)),
         },
         Json::String(text) => Tree::Str(text.clone()),
-        Json::Array(items) => Tree::List(items.iter().map(|item| json_tree(item, depth)).collect::<Result<_, _>>()?),
+        Json::Array(items) => {
+            Tree::List(items.iter().map(|item| json_tree(item, depth)).collect::<Result<_, _>>()?)
+        }
         Json::Object(entries) => {
             let entry = |(key, value): (&String, &Json)| Ok((key.clone(), json_tree(value, depth)?));
             Tree::dict(entries.iter().map(entry).collect::<Result<Vec<_>, WriteFault>>()?)

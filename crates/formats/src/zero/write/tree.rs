@@ -34,13 +34,29 @@ pub(crate) enum Tree<'a> {
     /// A `torch.Size`.
     Size(Vec<u64>),
     /// An object made without arguments, and its attributes.
-    Object { module: &'static str, name: &'static str, attributes: Vec<(&'static str, Tree<'a>)> },
+    Object {
+        module: &'static str,
+        name: &'static str,
+        attributes: Vec<(&'static str, Tree<'a>)>,
+    },
     /// What a call gives.
-    Call { module: &'static str, name: &'static str, arguments: Vec<Tree<'a>> },
+    Call {
+        module: &'static str,
+        name: &'static str,
+        arguments: Vec<Tree<'a>>,
+    },
     /// A small tensor with a storage of its own, whose bytes are known.
-    Tensor { dtype: DType, shape: Vec<u64>, bytes: Vec<u8> },
+    Tensor {
+        dtype: DType,
+        shape: Vec<u64>,
+        bytes: Vec<u8>,
+    },
     /// A row-major tensor in one of the storages that the file is given.
-    View { storage: usize, offset: Elements, shape: Vec<u64> },
+    View {
+        storage: usize,
+        offset: Elements,
+        shape: Vec<u64>,
+    },
     /// An object of another pickle, with the small tensors in it.
     Taken(Taken<'a>),
 }
@@ -106,8 +122,11 @@ impl<'a> Tree<'a> {
         let mut left = TAKEN_BYTES_MAX;
         let mut tensors = HashMap::new();
         for (id, tensor) in found {
-            let elements = volume(&tensor.shape).and_then(|elements| elements.checked_mul(tensor.dtype.size()));
-            left = elements.and_then(|bytes| left.checked_sub(bytes)).ok_or_else(|| refuse("too large tensors"))?;
+            let elements =
+                volume(&tensor.shape).and_then(|elements| elements.checked_mul(tensor.dtype.size()));
+            left = elements
+                .and_then(|bytes| left.checked_sub(bytes))
+                .ok_or_else(|| refuse("too large tensors"))?;
             let bytes = read_bytes(files, &tensor)?;
             tensors.insert(id, Tree::Tensor { dtype: tensor.dtype, shape: tensor.shape, bytes });
         }
@@ -204,7 +223,9 @@ impl Growth<'_> {
     fn take(&mut self, taken: &Taken<'_>) -> NodeId {
         let Self { builder, storages, known } = self;
         builder.copy_replacing(taken.value, |builder, value| {
-            let Some(Tree::Tensor { dtype, shape, bytes }) = taken.tensors.get(&value.id()) else { return None };
+            let Some(Tree::Tensor { dtype, shape, bytes }) = taken.tensors.get(&value.id()) else {
+                return None;
+            };
             let key = (storages.len() + known.len()).to_string();
             known.push(bytes.clone());
             Some(builder.tensor(&key, *dtype, bytes.len() as u64 / dtype.size(), 0, shape))

@@ -101,37 +101,61 @@ fn matrix(name: &str, shape: [u64; 2], dtype: DType, axis: usize, parts: u64, co
 
 type Parts = [(Kept, Layout)];
 
-/// Writes a file a rank and kept tensor, and opens what it has written as a checkpoint.
-fn checkpoint(folder: &Path, parts: &Parts) -> Checkpoint {
+/// Where each storage of a layout lies in the file of its rank.
+fn places(layout: &Layout) -> Vec<(Rank, usize)> {
+    let mut ends: BTreeMap<Rank, usize> = BTreeMap::new();
+    let place = |storage: &reshard_layout::Storage| {
+        let end = ends.entry(storage.rank).or_insert(5);
+        let at = *end;
+        *end += storage.length.0 as usize + 3;
+        (storage.rank, at)
+    };
+    layout.places().storages.iter().map(place).collect()
+}
+
+fn source_path(folder: &Path, kept: &Kept, rank: Rank) -> PathBuf {
+    folder.join(format!("{kept}-{rank}.bin"))
+}
+
+/// Writes a file a rank and kept tensor: its storages, with poison around each.
+fn write_sources(folder: &Path, parts: &Parts) {
     std::fs::create_dir_all(folder).unwrap();
-    let mut files = Files::default();
-    let mut opened = indexmap::IndexMap::new();
     for (kept, layout) in parts {
-        let memory = storages(kept, layout, POISON);
         let mut ranks: BTreeMap<Rank, Vec<u8>> = BTreeMap::new();
-        let mut places = Vec::new();
-        for (storage, bytes) in layout.places().storages.iter().zip(memory) {
-            let file = ranks.entry(storage.rank).or_insert_with(|| vec![POISON; 5]);
-            places.push((storage.rank, file.len(), bytes.len()));
+        for ((rank, at), bytes) in places(layout).into_iter().zip(storages(kept, layout, POISON)) {
+            let file = ranks.entry(rank).or_default();
+            file.resize(at, POISON);
             file.extend(bytes);
             file.extend([POISON; 3]);
         }
-        let mut ids = BTreeMap::new();
         for (rank, bytes) in ranks {
-            let path = folder.join(format!("{kept}-{rank}.bin"));
-            std::fs::write(&path, bytes).unwrap();
-            ids.insert(rank, files.add(&path).unwrap());
+            std::fs::write(source_path(folder, kept, rank), bytes).unwrap();
         }
-        let span = |(rank, offset, length): (Rank, usize, usize)| Span {
-            file: ids[&rank],
-            offset: Bytes(offset as u64),
-            length: Bytes(length as u64),
-        };
-        let spans = places.into_iter().map(span).collect();
-        opened.insert(kept.clone(), Part { layout: layout.clone(), spans });
+    }
+}
+
+/// Opens what [`write_sources`] has written as a checkpoint.
+fn opened(folder: &Path, parts: &Parts) -> Checkpoint {
+    let mut files = Files::default();
+    let mut all = indexmap::IndexMap::new();
+    for (kept, layout) in parts {
+        let mut ids = BTreeMap::new();
+        let mut spans = Vec::new();
+        for ((rank, at), storage) in places(layout).into_iter().zip(&layout.places().storages) {
+            let add = || files.add(&source_path(folder, kept, rank)).unwrap();
+            let file = *ids.entry(rank).or_insert_with(add);
+            spans.push(Span { file, offset: Bytes(at as u64), length: storage.length });
+        }
+        all.insert(kept.clone(), Part { layout: layout.clone(), spans });
     }
     let (format, root) = (Format::HuggingFace, folder.to_owned());
-    Checkpoint { format, root, files, parts: opened, facts: Facts::default() }
+    Checkpoint { format, root, files, parts: all, facts: Facts::default() }
+}
+
+/// Both.
+fn checkpoint(folder: &Path, parts: &Parts) -> Checkpoint {
+    write_sources(folder, parts);
+    opened(folder, parts)
 }
 
 /// A file a rank and kept tensor, in folders: known bytes, storages with gaps, known bytes, a checksum of what lies

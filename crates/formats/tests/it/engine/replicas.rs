@@ -8,26 +8,20 @@ use reshard_formats::{Conversion, FormatError, Kept, Replicas, Silent, WriteOpti
 use reshard_layout::strategies::layout_pairs;
 use reshard_layout::{DType, Layout};
 
-use super::{checkpoint, elements, matrix, names, output};
+use super::{checkpoint, elements, matrix, names, opened, output, places, source_path};
 
 /// Flips one bit of a source file, at a byte of a storage.
 fn flip(folder: &Path, layout: &Layout, storage: usize, byte: usize) {
-    let mut at = 5 + byte;
-    let rank = layout.places().storages[storage].rank;
-    for (other, place) in layout.places().storages.iter().enumerate() {
-        if other < storage && place.rank == rank {
-            at += place.length.0 as usize + 3;
-        }
-    }
-    let path = folder.join(format!("weights-{rank}.bin"));
+    let (rank, at) = places(layout)[storage];
+    let path = source_path(folder, &Kept::Weights, rank);
     let mut bytes = fs::read(&path).unwrap();
-    bytes[at] ^= 0x10;
+    bytes[at + byte] ^= 0x10;
     fs::write(path, bytes).unwrap();
 }
 
 /// Converts and tells what was found to differ: parameter, coordinate as a flat index, and the two ranks.
 fn differs(folder: &Path, layout: &Layout, replicas: Replicas) -> Option<(String, Vec<u64>, [String; 2])> {
-    let source = checkpoint_as_it_is(folder, layout);
+    let source = opened(folder, &[(Kept::Weights, layout.clone())]);
     let target = output(&[(Kept::Weights, layout.clone())]);
     let conversion = Conversion::new(source, target).unwrap();
     let options = WriteOptions { replicas, sync: false, ..WriteOptions::default() };
@@ -46,18 +40,6 @@ fn differs(folder: &Path, layout: &Layout, replicas: Replicas) -> Option<(String
         }
         Err(error) => panic!("{error}"),
     }
-}
-
-/// Opens the files of a layout without writing them anew.
-fn checkpoint_as_it_is(folder: &Path, layout: &Layout) -> reshard_formats::Checkpoint {
-    let kept: Vec<(std::path::PathBuf, Vec<u8>)> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .map(|path| (path.clone(), fs::read(path).unwrap()))
-        .collect();
-    let opened = checkpoint(folder, &[(Kept::Weights, layout.clone())]);
-    kept.into_iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
-    opened
 }
 
 proptest! {

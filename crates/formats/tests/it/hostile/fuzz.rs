@@ -87,3 +87,24 @@ fn torch_files() {
             torch::is_sound_or_refused(&path);
         });
 }
+
+#[test]
+fn dcp_metadata() {
+    let folder = scratch();
+    for entry in std::fs::read_dir(own("dcp/uneven")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = folder.path().join(".metadata");
+    let seed = std::fs::read(&path).unwrap();
+    bolero::check!()
+        .with_type::<Vec<Change>>()
+        .with_max_len(256)
+        .with_test_time(Duration::from_secs(SECONDS))
+        .for_each(|changes| {
+            std::fs::write(&path, damage(&seed, changes)).unwrap();
+            if let Err(error) = reshard_formats::dcp::open(folder.path()) {
+                assert!(!error.to_string().is_empty());
+            }
+        });
+}

@@ -1,6 +1,6 @@
 //! Pickles that were damaged or made to do harm.
 
-use reshard_formats::pickle::{MARKS_MAX, Node, Pickle, PickleFault};
+use reshard_formats::pickle::{MARKS_MAX, NODES_MAX, Node, Pickle, PickleFault};
 use reshard_layout::Kind;
 
 use crate::support::{is_sound_or_refused, own, reachable, same_graph};
@@ -64,6 +64,18 @@ fn ids_of_the_memo_may_be_any_number() {
     }
     many.push(b'.');
     assert_eq!(reachable(&Pickle::read(&many).unwrap()).len(), 1);
+}
+
+#[test]
+fn stack_and_memo_are_bounded() {
+    // One object, copied onto the stack or put aside once more than there may be.
+    for (operation, what) in [(b'2', "objects on the stack"), (0x94, "objects in the memo")] {
+        let mut bytes = vec![b'N'];
+        bytes.resize(usize::try_from(NODES_MAX).unwrap() + 2, operation);
+        let fault = Pickle::read(&bytes).unwrap_err();
+        assert_eq!(fault, PickleFault::Limit { what, max: NODES_MAX });
+        assert_eq!(fault.kind(), Kind::OverBudget);
+    }
 }
 
 /// Each list holds the one before it ten times: 10^60 of the innermost, if they were copied.

@@ -1,4 +1,4 @@
-//! ZeRO checkpoints that DeepSpeed wrote, against what DeepSpeed itself says of them.
+//! Checkpoints of real engines, against what DeepSpeed itself says of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,6 +31,7 @@ fn stages_1_2_3_of_one_training() {
         assert!(facts.frozen.is_empty() && facts.buffers.is_empty());
         assert_eq!(facts.metadata["ds_version"], "0.19.8");
         assert_eq!(facts.metadata["optimizer steps by group"], "2");
+        assert!(facts.notes.is_empty(), "{:?}", facts.notes);
         let kept: Vec<&str> = checkpoint.parts.keys().map(Kept::name).collect();
         assert_eq!(kept, ["weights", "fp32", "exp_avg", "exp_avg_sq"], "stage {stage}");
         let masters = rebuilt(&checkpoint, &Kept::Master);
