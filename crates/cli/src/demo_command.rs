@@ -42,8 +42,9 @@ pub(crate) struct DemoArguments {
     /// Who sends a box that several ranks hold: lowest, local or balanced
     #[arg(long, default_value = "balanced", value_parser = policy)]
     policy: Policy,
-    /// Ways to move the weights: affine (by layouts and a plan), gather (whole parameters, sliced)
-    #[arg(long, value_name = "WAYS", default_value = "affine,gather", value_delimiter = ',', value_parser = way)]
+    /// Ways to move the weights: affine (by layouts and a plan), gather (whole parameters, sliced), checkpoint (ZeRO
+    /// files, converted into Universal ones, loaded)
+    #[arg(long, value_name = "WAYS", default_value = "affine,gather,checkpoint", value_delimiter = ',', value_parser = way)]
     paths: Vec<Path>,
     /// Give the rollout engines processes of their own
     #[arg(long)]
@@ -51,6 +52,16 @@ pub(crate) struct DemoArguments {
     /// Decides initial weights and batches
     #[arg(long, default_value = "1")]
     seed: u64,
+    /// Leave a ZeRO checkpoint in this folder after the last step; nothing may be there yet
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+    /// Go on from a ZeRO or Universal checkpoint of any topology instead of initial weights
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
+    /// Where the folder is made that checkpoints pass through, and removed again; the system's temporary files unless
+    /// given
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
     /// Plant a fault, to see that it is found
     #[arg(long)]
     fault: Option<Fault>,
@@ -69,7 +80,7 @@ enum Fault {
 }
 
 fn way(name: &str) -> Result<Path, String> {
-    Path::parse(name).ok_or_else(|| "known are affine and gather".to_owned())
+    Path::parse(name).ok_or_else(|| format!("known are {}", Path::ALL.map(Path::name).join(", ")))
 }
 
 /// Runs the demo: what to print, and whether anything differed.
@@ -119,6 +130,9 @@ fn options(arguments: &DemoArguments) -> Result<DemoOptions, CliError> {
         paths: arguments.paths.clone(),
         separate: arguments.separate,
         seed: arguments.seed,
+        scratch: arguments.scratch.clone(),
+        save: arguments.save.clone(),
+        resume: arguments.resume.clone(),
         faults,
     })
 }
@@ -148,6 +162,9 @@ fn human(report: &DemoReport) -> String {
         report.train,
         report.rollout
     );
+    if report.steps_before > 0 {
+        text.push_str(&format!("after {} steps  ", count(report.steps_before)));
+    }
     let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.4}")).collect();
     text.push_str(if losses.is_empty() { "not trained" } else { "" });
     text.push_str(&losses.join(" -> "));
@@ -199,7 +216,7 @@ fn table(paths: &[PathReport]) -> String {
         ),
         ("memory added", Box::new(|path| bytes(path.staging_bytes_max))),
         ("bytes local", Box::new(|path| bytes(path.bytes.local))),
-        ("bytes sent", Box::new(|path| bytes(path.bytes.sent))),
+        ("bytes sent, or through files", Box::new(|path| bytes(path.bytes.sent))),
         ("rounds", Box::new(|path| count(path.rounds))),
         (
             "pieces",

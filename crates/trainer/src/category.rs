@@ -4,7 +4,9 @@
 //! Differs 1   Usage 2   Invalid 3   Unsupported 4   OverBudget 5   Io 6   PeerFailed 7
 //! ```
 
+use reshard_formats::{FormatError, WriteFault};
 use reshard_layout::Kind;
+use reshard_transport::FillError;
 
 use crate::error::TrainerError;
 
@@ -69,7 +71,7 @@ impl TrainerError {
     #[must_use]
     pub fn category(&self) -> Category {
         match self {
-            Self::InModel { cause, .. } => cause.category(),
+            Self::InModel { cause, .. } | Self::Resume { cause, .. } => cause.category(),
             Self::Parallel(error) => error.category().into(),
             Self::Layout(error) => error.kind().into(),
             Self::Plan(error) => error.kind().into(),
@@ -79,10 +81,19 @@ impl TrainerError {
                 reshard_transport::Category::Unsupported => Category::Unsupported,
                 _ => Category::PeerFailed,
             },
+            Self::Format(error) => match error.as_ref() {
+                FormatError::Write { fault: WriteFault::Exists | WriteFault::NoName, .. } => Category::Usage,
+                error => error.kind().map_or(Category::Io, Category::from),
+            },
+            Self::Fill(error) => match error.as_ref() {
+                FillError::SourceUnreadable { .. } => Category::Io,
+                _ => Category::Invalid,
+            },
             Self::Drifted { .. } => Category::Differs,
             Self::RolloutTooLarge { .. }
             | Self::WorldTooLarge { .. }
             | Self::RanksRenamed { .. }
+            | Self::ScratchMissing
             | Self::RolloutPartitioned { .. } => Category::Usage,
             Self::ModelTooLarge { .. } => Category::OverBudget,
             Self::DTypeUnsupported { .. }
@@ -90,6 +101,7 @@ impl TrainerError {
             | Self::ModelUnsupported { .. } => Category::Unsupported,
             Self::Io { .. } | Self::Message(_) => Category::Io,
             Self::ModelInvalid { .. }
+            | Self::CheckpointIncomplete { .. }
             | Self::TextTooShort { .. }
             | Self::Tensor(_)
             | Self::MissingWeight { .. }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use reshard_formats::FormatError;
 use reshard_layout::{Bytes, DType, LayoutError};
 use reshard_parallel::ParallelError;
 use reshard_plan::PlanError;
-use reshard_transport::TransportError;
+use reshard_transport::{FillError, TransportError};
 use thiserror::Error;
 
 /// Why a trainer or a rollout engine cannot go on.
@@ -91,6 +92,31 @@ pub enum TrainerError {
     /// The trainer's layout and the rollout's make no plan.
     #[error(transparent)]
     Plan(Box<PlanError>),
+    /// A checkpoint cannot be read, converted or written.
+    #[error(transparent)]
+    Format(Box<FormatError>),
+    /// What a checkpoint holds could not be put in place.
+    #[error(transparent)]
+    Fill(Box<FillError>),
+    /// A checkpoint lacks what training goes on from.
+    #[error("{}: {missing} is not in this checkpoint", path.display())]
+    CheckpointIncomplete {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is not there.
+        missing: String,
+    },
+    /// A checkpoint from which this trainer cannot go on.
+    #[error("cannot go on from {}: {cause}", path.display())]
+    Resume {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Why not.
+        cause: Box<TrainerError>,
+    },
+    /// The way through files was asked for, and no folder given.
+    #[error("the way checkpoint needs a folder that all ranks see, and there is none")]
+    ScratchMissing,
     /// Values that ranks or processes tell each other could not be read.
     #[error("message between ranks could not be read: {0}")]
     Message(#[from] serde_json::Error),
@@ -179,6 +205,18 @@ pub enum TrainerError {
 impl From<PlanError> for TrainerError {
     fn from(error: PlanError) -> Self {
         Self::Plan(Box::new(error))
+    }
+}
+
+impl From<FormatError> for TrainerError {
+    fn from(error: FormatError) -> Self {
+        Self::Format(Box::new(error))
+    }
+}
+
+impl From<FillError> for TrainerError {
+    fn from(error: FillError) -> Self {
+        Self::Fill(Box::new(error))
     }
 }
 

@@ -8,10 +8,12 @@
 //! ```
 
 mod category;
+mod checkpoint;
 mod compute;
 pub mod demo;
 mod drift;
 mod error;
+mod exchange;
 mod gather;
 mod initial;
 mod model;
@@ -20,11 +22,13 @@ mod random;
 mod rollout;
 mod storage;
 mod text;
+mod topology;
 mod trainer;
 mod verification;
 mod zero;
 
 pub use category::Category;
+pub use checkpoint::{Cost, open as open_checkpoint};
 pub use compute::Meter;
 pub use drift::{Drift, drifted};
 pub use error::TrainerError;

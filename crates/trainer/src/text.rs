@@ -49,6 +49,11 @@ impl Batches {
         Ok(Self { text: text.into(), seed, sequences: SEQUENCES.max(dp) })
     }
 
+    /// Sequences of one step.
+    pub(crate) fn sequences(&self) -> usize {
+        self.sequences
+    }
+
     /// The share of one data-parallel rank of `dp` in a step.
     pub(crate) fn share(&self, step: u64, dp_rank: usize, dp: usize) -> Share {
         let starts = Stream::new(self.seed, "batch");

@@ -72,6 +72,7 @@ impl TrainerOptions {
 pub struct Trainer {
     decoder: Decoder,
     dp: Arc<dyn Communicator>,
+    world: Arc<dyn Communicator>,
     engine: ZeroEngine,
     batches: Batches,
     steps: u64,
@@ -92,7 +93,8 @@ impl Trainer {
         let batches = Batches::new(text, options.seed, groups.dp.ranks().len())?;
         engine.initialise(options.weight_seed(groups.tp.position()), options.optimizer);
         let decoder = Decoder::new(model, Arc::clone(&groups.tp), Arc::clone(engine.meter()));
-        Ok(Self { decoder, dp: Arc::clone(&groups.dp), engine, batches, steps: 0 })
+        let (dp, world) = (Arc::clone(&groups.dp), Arc::clone(&groups.world));
+        Ok(Self { decoder, dp, world, engine, batches, steps: 0 })
     }
 
     /// The engine that holds the weights and the optimizer's state.
@@ -116,6 +118,22 @@ impl Trainer {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// All ranks of the trainer.
+    pub(crate) fn world(&self) -> &dyn Communicator {
+        self.world.as_ref()
+    }
+
+    /// Sequences that the ranks train on together in one step.
+    pub(crate) fn sequences(&self) -> u64 {
+        self.batches.sequences() as u64
+    }
+
+    /// Goes on after `steps` steps, once the engine holds the weights and states after them.
+    pub(crate) fn set_steps(&mut self, steps: u64) {
+        self.steps = steps;
+        self.engine.set_updates(steps);
     }
 
     /// Trains one step on the next batch, and gives the loss before it: the mean over all ranks' tokens.

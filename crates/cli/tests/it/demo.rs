@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ fn a_representative_set_has_no_mismatch() {
             ["--model", model, "--train", train, "--rollout", rollout, "--steps", "2", "--repeats", "1"];
         let report = demo(&[&base[..], more].concat());
         let paths = report["paths"].as_array().unwrap();
-        assert_eq!(paths.len(), 2);
+        assert_eq!(paths.len(), 3);
         for path in paths {
             assert_eq!(path["verified"]["mismatches"], 0, "{train} {rollout}");
             // Before any step, after each of two, and once more.
@@ -65,7 +66,7 @@ fn a_representative_set_has_no_mismatch() {
 fn the_json_keys_are_stable() {
     let report = demo(&["--steps", "1", "--repeats", "0"]);
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-    assert_eq!(keys(&report), "model train rollout losses paths samples memory");
+    assert_eq!(keys(&report), "model train rollout steps_before losses paths samples memory");
     let path = &report["paths"][0];
     assert_eq!(keys(path), "name seconds bytes staging_bytes_max rounds pieces verified");
     assert_eq!(keys(&path["seconds"]), "layouts plan first repeats");
@@ -86,6 +87,37 @@ fn a_repeated_way_is_tried_once() {
 }
 
 #[test]
+fn training_goes_on_from_what_a_demo_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (saved, scratch) = (path("saved"), path("scratch"));
+    std::fs::create_dir(&scratch).unwrap();
+    let run = |steps: &str, more: &[&str]| {
+        let base = ["--model", "uneven", "--steps", steps, "--repeats", "0", "--scratch", &scratch];
+        demo(&[&base, more].concat())
+    };
+    let losses = |report: &Value| report["losses"].as_array().unwrap().clone();
+    let whole = losses(&run("5", &["--paths", "checkpoint"]));
+    let first = run("3", &["--save", &saved]);
+    assert_eq!((&first["steps_before"], losses(&first).as_slice()), (&Value::from(0), &whole[..3]));
+    let next = run("2", &["--resume", &saved]);
+    assert_eq!((&next["steps_before"], losses(&next).as_slice()), (&Value::from(3), &whole[3..]));
+    let elsewhere =
+        run("2", &["--resume", &saved, "--train", "autotp:tp=1,dp=3,zero=1", "--rollout", "autotp:tp=3"]);
+    for (found, expected) in losses(&elsewhere).iter().zip(&whole[3..]) {
+        let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+        assert!((found - expected).abs() < 1e-5 * expected, "{found} at another topology, here {expected}");
+    }
+    for report in [&first, &next, &elsewhere] {
+        let mismatches =
+            report["paths"].as_array().unwrap().iter().map(|path| &path["verified"]["mismatches"]);
+        assert_eq!(mismatches.collect::<Vec<_>>(), [0, 0, 0]);
+    }
+    assert_eq!(names(folder.path()), ["saved".to_owned(), "scratch".to_owned()].into());
+    assert!(names(Path::new(&scratch)).is_empty());
+}
+
+#[test]
 fn refuses_bad_input_by_name_and_number() {
     let (_a, no_heads) = file("a.json", r#"{"model_type":"qwen3","hidden_size":64}"#);
     let (_b, heads) = file(
@@ -95,7 +127,9 @@ fn refuses_bad_input_by_name_and_number() {
     let (_c, short) = file("short.txt", "too short");
     let (_d, gelu) = file("d.json", &config(18, false, false).replace('{', r#"{"hidden_act":"gelu","#));
     let (_e, odd) = file("e.json", &config(18, false, false).replace(r#""head_dim":8"#, r#""head_dim":7"#));
-    let calls: [&[&str]; 15] = [
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().to_str().unwrap();
+    let calls: [&[&str]; 20] = [
         &["--train", "autotp:tp=2,dp=1", "--rollout", "autotp:tp=2,copies=2"],
         &["--train", "autotp:tp=0"],
         &["--train", "autotp:tp=2,zero=7"],
@@ -105,6 +139,11 @@ fn refuses_bad_input_by_name_and_number() {
         &["--rollout", "autotp:tp=2,dp=2"],
         &["--rollout", "autotp:tp=2,zero=1"],
         &["--paths", "affine,teleport"],
+        &["--save", there],
+        &["--save", "absent/checkpoint"],
+        &["--resume", "absent"],
+        &["--resume", there],
+        &["--scratch", "absent"],
         &["--text", "absent.txt"],
         &["--text", &short],
         &["--model", &no_heads],
@@ -124,6 +163,7 @@ fn refuses_bad_input_by_name_and_number() {
         {
             shown = shown.replace(path.as_str(), name);
         }
+        shown = shown.replace(there, "THERE");
         all.push_str(&shown);
     }
     insta::assert_snapshot!("demo_refusals", all);
@@ -178,8 +218,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 fn shared_memory_files() -> BTreeSet<String> {
-    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    names(Path::new("/dev/shm"))
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -192,11 +231,12 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A demo that would train for hours, with its four ranks running.
-fn endless() -> (Child, BTreeSet<u32>) {
+/// A demo that would train for hours, with its four ranks running and a checkpoint on its way.
+fn endless(scratch: &Path) -> (Child, BTreeSet<u32>) {
     let program = assert_cmd::cargo::cargo_bin("reshard");
     let launcher = Command::new(program)
-        .args(["demo", "--steps", "1000000"])
+        .args(["demo", "--steps", "1000000", "--scratch"])
+        .arg(scratch)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -206,7 +246,14 @@ fn endless() -> (Child, BTreeSet<u32>) {
         ranks = descendants(launcher.id());
         ranks.len() == 4
     });
+    wait_until("a checkpoint", || names(scratch).iter().any(|name| scratch.join(name).join("zero").exists()));
     (launcher, ranks)
+}
+
+/// What lies in a folder.
+fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn signal(pid: u32, name: &str) {
@@ -216,7 +263,8 @@ fn signal(pid: u32, name: &str) {
 #[test]
 fn a_killed_rank_ends_the_demo_with_one_error() {
     let before = shared_memory_files();
-    let (mut launcher, ranks) = endless();
+    let scratch = tempfile::tempdir().unwrap();
+    let (mut launcher, ranks) = endless(scratch.path());
     signal(*ranks.last().unwrap(), "KILL");
     let status = launcher.wait().unwrap();
     let mut text = String::new();
@@ -226,16 +274,23 @@ fn a_killed_rank_ends_the_demo_with_one_error() {
     assert!(text.contains("signal 9") || text.contains("SIGKILL") || text.contains("killed"), "{text}");
     assert!(ranks.iter().all(|&rank| !is_alive(rank)));
     assert!(shared_memory_files().is_subset(&before));
+    assert!(names(scratch.path()).is_empty(), "{:?}", names(scratch.path()));
 }
 
+/// But for the checkpoints of the moment, which nobody is there to remove: the next demo does.
 #[test]
 fn nothing_is_left_when_the_launcher_dies() {
     let before = shared_memory_files();
+    let scratch = tempfile::tempdir().unwrap();
     for name in ["KILL", "INT", "TERM"] {
-        let (mut launcher, ranks) = endless();
+        let (mut launcher, ranks) = endless(scratch.path());
         signal(launcher.id(), name);
         assert!(!launcher.wait().unwrap().success());
         wait_until("the end of all ranks", || ranks.iter().all(|&rank| !is_alive(rank)));
+        assert_eq!(names(scratch.path()).len(), 1, "the demo before is cleaned up after");
     }
+    let folder = scratch.path().to_str().unwrap();
+    demo(&["--steps", "0", "--repeats", "0", "--scratch", folder]);
+    assert!(names(scratch.path()).is_empty(), "{:?}", names(scratch.path()));
     assert!(shared_memory_files().is_subset(&before));
 }

@@ -6,11 +6,12 @@
 //!       └─────── report, or drift, as JSON that it tells ◄─────────┘
 //! ```
 
-mod exchange;
 mod faults;
+mod file_way;
 mod options;
 mod rank;
 mod report;
+mod scratch;
 mod summary;
 mod syncs;
 mod ways;
@@ -20,6 +21,7 @@ pub use rank::run_rank;
 pub use report::{
     DemoReport, MemoryReport, ModelReport, PathBytes, PathReport, PathSeconds, Pieces, Samples, Verified,
 };
+pub use scratch::Scratch;
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -32,6 +34,9 @@ use crate::error::TrainerError;
 
 /// The environment variable that holds the options, as JSON, in a rank's process.
 pub const OPTIONS_VARIABLE: &str = "RESHARD_DEMO_OPTIONS";
+
+/// The environment variable that holds the folder that checkpoints pass through, in a rank's process.
+const SCRATCH_VARIABLE: &str = "RESHARD_DEMO_SCRATCH";
 
 /// What the first rank's process tells the launcher.
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,14 +57,15 @@ impl Outcome {
 /// a rank: a program that calls [`rank_main`], and writes to stdout what that tells it and nothing else.
 ///
 /// # Errors
-/// What [`DemoOptions::check`] finds, or an unusable text, before a process is started;
+/// What [`DemoOptions::check`] finds, or an unusable text, checkpoint or folder, before a process is started;
 /// [`TrainerError::Drifted`]; the first failure of any rank, by rank and cause.
 pub fn launch(
     options: &DemoOptions,
     mut rank_command: impl FnMut(Rank) -> Command,
 ) -> Result<DemoReport, TrainerError> {
     let checked = options.check()?;
-    checked.text()?;
+    checked.check_files()?;
+    let scratch = checked.scratch()?;
     let world = checked.world();
     let text = serde_json::to_string(options)?;
     let io = |operation: &str| {
@@ -72,6 +78,7 @@ pub fn launch(
         let mut command = rank_command(rank);
         // Ranks share few cores: one thread each, as they compute at the same time anyway.
         command.env(OPTIONS_VARIABLE, &text).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
+        command.envs(scratch.iter().map(|scratch| (SCRATCH_VARIABLE, scratch.path())));
         command.stdout(writer.take().map_or_else(Stdio::null, Stdio::from));
         (rank, command)
     });
@@ -112,7 +119,9 @@ fn joined(world: &World, tell: impl FnOnce(&str) -> std::io::Result<()>) -> Resu
         cause: std::io::Error::other(cause),
     })?;
     let options: DemoOptions = serde_json::from_str(&text)?;
-    let (told, ended) = match run_rank(world, &options.check()?) {
+    let scratch = std::env::var_os(SCRATCH_VARIABLE).map(|path| Scratch::join(path.as_ref())).transpose()?;
+    let folder = scratch.as_ref().map(Scratch::path);
+    let (told, ended) = match run_rank(world, &options.check()?, folder) {
         Ok(report) => (report.map(Outcome::Report), Ok(())),
         Err(error) => (Outcome::of_drift(&error).filter(|_| world.rank() == Rank(0)), Err(error)),
     };

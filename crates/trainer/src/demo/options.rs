@@ -7,17 +7,22 @@
 
 use std::path::PathBuf;
 
+use reshard_formats::OutputFolder;
 use reshard_layout::Bytes;
-use reshard_parallel::ParallelError;
+use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::model::ModelConfig;
-use reshard_parallel::topology::{AutoTp, Topology};
+use reshard_parallel::topology::AutoTp;
+use reshard_parallel::zero::ZeroOptions;
 use reshard_plan::Policy;
 use serde::{Deserialize, Serialize};
 
+use super::scratch::Scratch;
+use crate::checkpoint;
 use crate::error::TrainerError;
 use crate::model::{BuiltIn, Model, check_functions};
 use crate::storage::check_storable;
 use crate::text::{DEFAULT_TEXT, check_text};
+use crate::topology::{autotp, is_in_order};
 
 /// The most processes that the demo starts: each holds a model and its gradients in the memory of one machine.
 pub const PROCESSES_MAX: u32 = 64;
@@ -33,22 +38,28 @@ pub enum Path {
     Affine,
     /// Whole parameters by plain collectives, sliced.
     Gather,
+    /// Through files: a ZeRO checkpoint, made a Universal one, loaded.
+    Checkpoint,
 }
 
 impl Path {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Affine, Self::Gather, Self::Checkpoint];
+
     /// Its name on the command line and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine => "affine",
             Self::Gather => "gather",
+            Self::Checkpoint => "checkpoint",
         }
     }
 
     /// The path of a name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Affine, Self::Gather].into_iter().find(|path| path.name() == name)
+        Self::ALL.into_iter().find(|path| path.name() == name)
     }
 }
 
@@ -100,6 +111,13 @@ pub struct DemoOptions {
     pub separate: bool,
     /// Decides initial weights and batches.
     pub seed: u64,
+    /// Where the launcher makes the folder that checkpoints pass through; among the system's temporary files if
+    /// there is none.
+    pub scratch: Option<PathBuf>,
+    /// Where a ZeRO checkpoint is left after the last step. Nothing may be there yet.
+    pub save: Option<PathBuf>,
+    /// A ZeRO or Universal checkpoint to go on from.
+    pub resume: Option<PathBuf>,
     /// Faults to plant; none by default.
     pub faults: Faults,
 }
@@ -114,9 +132,12 @@ impl Default for DemoOptions {
             steps: 3,
             repeats: 3,
             policy: Policy::Balanced,
-            paths: vec![Path::Affine, Path::Gather],
+            paths: Path::ALL.to_vec(),
             separate: false,
             seed: 1,
+            scratch: None,
+            save: None,
+            resume: None,
             faults: Faults::default(),
         }
     }
@@ -222,6 +243,34 @@ impl CheckedOptions {
         processes(&self.train, &self.rollout, self.options.separate)
     }
 
+    /// The folder that checkpoints pass through, where a way needs one.
+    ///
+    /// # Errors
+    /// [`TrainerError::Io`] if it cannot be made.
+    pub fn scratch(&self) -> Result<Option<Scratch>, TrainerError> {
+        let parent = self.options.scratch.clone().unwrap_or_else(std::env::temp_dir);
+        let is_needed = self.options.paths.contains(&Path::Checkpoint);
+        is_needed.then(|| Scratch::create(&parent)).transpose()
+    }
+
+    /// Looks at every file and folder that the options name, before anything is started.
+    ///
+    /// # Errors
+    /// For a text that is unusable, a checkpoint that is none, or a place where nothing can be saved.
+    pub(crate) fn check_files(&self) -> Result<(), TrainerError> {
+        self.text()?;
+        if let Some(path) = &self.options.resume {
+            let deepspeed = DeepSpeed::new(&self.config, &self.train, ZeroOptions::default())?;
+            let checked = checkpoint::check(&checkpoint::open(path)?, &deepspeed);
+            checked.map_err(|cause| TrainerError::Resume { path: path.clone(), cause: Box::new(cause) })?;
+        }
+        if let Some(path) = &self.options.save {
+            // Dropped at once: it leaves nothing, and everything that it needs is there.
+            OutputFolder::create(path, false)?;
+        }
+        Ok(())
+    }
+
     /// The text to train on, long enough for that.
     pub(crate) fn text(&self) -> Result<Vec<u8>, TrainerError> {
         let Some(path) = &self.options.text else { return Ok(DEFAULT_TEXT.as_bytes().to_vec()) };
@@ -241,20 +290,9 @@ impl CheckedOptions {
 /// The longest text to train on.
 const TEXT_BYTES_MAX: Bytes = Bytes(1 << 30);
 
-fn autotp(text: &str) -> Result<AutoTp, TrainerError> {
-    match Topology::parse(text)? {
-        Topology::AutoTp(topology) => Ok(topology),
-        other => Err(ParallelError::TopologyUnsupported {
-            what: format!("topology {other} in the demo"),
-            supported: "autotp".to_owned(),
-        }
-        .into()),
-    }
-}
-
 fn in_order(text: &str) -> Result<AutoTp, TrainerError> {
     let topology = autotp(text)?;
-    if topology.ranks().iter().zip(0..).any(|(rank, expected)| rank.0 != expected) {
+    if !is_in_order(&topology) {
         return Err(TrainerError::RanksRenamed { topology: text.to_owned() });
     }
     Ok(topology)

@@ -1,11 +1,13 @@
 //! One rank of the demo: it trains, syncs and generates with the others, and the first rank reports.
 //!
 //! ```text
-//! initial weights -> sync by every path, verified      the first copy speaks after the affine one
-//! step            -> sync by every path, verified      (steps times)
-//!                    sync by every path, verified      (repeats times), at the end it speaks again -> report
+//! initial weights, or a checkpoint's -> sync by every path, verified    the first copy speaks after the affine one
+//! step                               -> sync by every path, verified    (steps times)
+//!                                       sync by every path, verified    (repeats times), it speaks again
+//!                                       -> a checkpoint, if one is asked for -> report
 //! ```
 
+use std::path::Path;
 use std::sync::Arc;
 
 use reshard_parallel::engine::DeepSpeed;
@@ -13,14 +15,15 @@ use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::ZeroOptions;
 use reshard_transport::{Communicator, World};
 
-use super::exchange::everyones;
+use super::file_way::CheckpointWay;
 use super::options::{CheckedOptions, DemoOptions};
 use super::report::{DemoReport, MemoryReport, ModelReport, Samples};
 use super::summary::{Planned, path_report, plan};
-use super::syncs::Syncs;
-use super::ways::{AffineWay, SyncRecord};
+use super::syncs::{Syncs, Ways};
+use super::ways::{AffineWay, GatherWay, SyncRecord};
 use crate::drift::drifted;
 use crate::error::TrainerError;
+use crate::exchange::everyones;
 use crate::gather::{Delivery, Parties};
 use crate::model::Model;
 use crate::oracle::Oracle;
@@ -33,28 +36,38 @@ const SAMPLE_TOKENS: usize = 48;
 const SAMPLE_TEMPERATURE: f64 = 0.8;
 
 /// Runs one rank of the demo in a world of [`CheckedOptions::world`] ranks. The first rank gets the report.
+/// `scratch` is a folder of this run alone, the same on every rank: the way through files needs it.
 ///
 /// # Errors
 /// [`TrainerError::Drifted`] if replicas differ before a sync; whatever else fails here or on a peer.
 /// Elements that differ after a sync are no error but part of the report.
-pub fn run_rank(world: &World, options: &CheckedOptions) -> Result<Option<DemoReport>, TrainerError> {
+pub fn run_rank(
+    world: &World,
+    options: &CheckedOptions,
+    scratch: Option<&Path>,
+) -> Result<Option<DemoReport>, TrainerError> {
     let planned = plan(options)?;
     let mut rank = RankJob::new(world, options)?;
     let everyone = Arc::clone(&rank.everyone);
-    let affine = AffineWay::new(&planned.plan, world, everyone.as_ref())?;
+    let everyone = everyone.as_ref();
+    let ways = Ways {
+        affine: AffineWay::new(&planned.plan, world, everyone)?,
+        gather: GatherWay::new(everyone, &rank.parties()),
+        checkpoint: scratch.map(|scratch| CheckpointWay::new(everyone, scratch, &planned.target)),
+    };
     let DemoOptions { steps, repeats, seed, ref paths, .. } = options.options;
-    let mut syncs = Syncs::new(everyone.as_ref(), oracle(options)?, affine, &mut rank, paths);
+    let mut syncs = Syncs::new(everyone, oracle(options)?, ways, paths);
     let mut samples = Samples { prompt: PROMPT.to_owned(), ..Samples::default() };
     let mut losses = Vec::new();
     let last = u64::from(steps) + u64::from(repeats);
     for turn in 0..=last {
-        let steps_taken = steps.min(u32::try_from(turn).unwrap_or(steps));
+        let initial = turn.min(u64::from(steps)) == 0 && options.options.resume.is_none();
         if let Some((trainer, _)) = &mut rank.trainer
             && (1..=u64::from(steps)).contains(&turn)
         {
             losses.push(trainer.step()?);
         }
-        syncs.sync(&mut rank, steps_taken, |rank| {
+        syncs.sync(&mut rank, initial, |rank| {
             if turn == 0 {
                 samples.before = rank.say(Choice::Greedy)?;
             }
@@ -65,17 +78,20 @@ pub fn run_rank(world: &World, options: &CheckedOptions) -> Result<Option<DemoRe
             Ok(())
         })?;
     }
+    if let (Some((trainer, _)), Some(path)) = (&rank.trainer, &options.options.save) {
+        trainer.save(path)?;
+    }
     rank.report(options, &planned, losses, &syncs.into_records(), samples)
 }
 
 /// What a rank is made of: a trainer, a rollout engine, both, or, beyond the rollout's ranks, one of the two.
 pub(super) struct RankJob {
     everyone: Arc<dyn Communicator>,
-    trainer: Option<(Trainer, Groups)>,
-    rollout: Option<RolloutEngine>,
+    pub(super) trainer: Option<(Trainer, Groups)>,
+    pub(super) rollout: Option<RolloutEngine>,
     delivery: Delivery,
     first_copy: bool,
-    is_first: bool,
+    pub(super) is_first: bool,
 }
 
 impl RankJob {
@@ -163,11 +179,17 @@ impl RankJob {
             },
             train: options.train.to_string(),
             rollout: options.options.rollout.clone(),
+            steps_before: self.steps() - losses.len() as u64,
             losses,
             paths: paths.collect(),
             samples: spoken.unwrap_or_else(|| Samples { prompt: PROMPT.to_owned(), ..Samples::default() }),
             memory: memory.into_iter().fold(MemoryReport::default(), most),
         }))
+    }
+
+    /// Steps of the trainer, with those before a checkpoint that it goes on from.
+    fn steps(&self) -> u64 {
+        self.trainer.as_ref().map_or(0, |(trainer, _)| trainer.steps())
     }
 
     fn memory(&self) -> MemoryReport {
@@ -196,7 +218,10 @@ fn start_trainer(
     let model = Arc::new(Model::new(&options.config, options.train.tp())?);
     let groups = Groups::new(world, &deepspeed, slot)?;
     let engine = ZeroEngine::new(model, &deepspeed, slot, &groups)?;
-    let trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options(options))?;
+    let mut trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options(options))?;
+    if let Some(path) = &options.options.resume {
+        trainer.load(&crate::checkpoint::open(path)?)?;
+    }
     Ok((trainer, groups))
 }
 

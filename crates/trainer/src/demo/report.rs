@@ -19,6 +19,8 @@ pub struct DemoReport {
     pub train: String,
     /// The rollout engines' topology.
     pub rollout: String,
+    /// Steps that the checkpoint had taken from which the trainer went on; 0 without one.
+    pub steps_before: u64,
     /// The loss before each step.
     pub losses: Vec<f32>,
     /// Every way that was tried.
@@ -49,15 +51,16 @@ pub struct ModelReport {
 /// One way of moving weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathReport {
-    /// `affine` or `gather`.
+    /// `affine`, `gather` or `checkpoint`.
     pub name: String,
     /// How long it took, on the slowest rank.
     pub seconds: PathSeconds,
     /// What one sync moves.
     pub bytes: PathBytes,
-    /// The most memory that any rank needed besides weights and targets.
+    /// The most memory that any rank needed besides weights and targets; files are not memory.
     pub staging_bytes_max: Bytes,
-    /// Rounds of communication of one sync: with shared memory none, by gather one a collective.
+    /// Rounds of communication of one sync: with shared memory none, by gather one a collective, by checkpoint one
+    /// each time that all ranks wait for a file of another.
     pub rounds: u64,
     /// Pieces of both layouts; 0 where there are none.
     pub pieces: Pieces,
@@ -70,8 +73,8 @@ pub struct PathReport {
 /// Durations of one way.
 ///
 /// A sync begins, on all ranks together, with what the way itself needs before the first byte moves (for affine
-/// binding and the agreement), and ends when the last rank's targets hold every byte. The comparison and the
-/// agreement on its outcome come after that and are in neither way's seconds.
+/// binding and the agreement, for checkpoint writing and converting the files), and ends when the last rank's targets hold every byte. The comparison and the
+/// agreement on its outcome come after that and are in no way's seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathSeconds {
     /// Building both layouts, once.
@@ -87,10 +90,12 @@ pub struct PathSeconds {
 /// Bytes of one sync, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathBytes {
-    /// Of the targets, those that their own rank stored as trainer before the sync.
+    /// Of the targets, those that their own rank stored as trainer before the sync and that came by no way outside
+    /// it: by checkpoint none.
     pub local: Bytes,
     /// That go from one rank to another: by affine those that targets need, by gather all that the collectives
-    /// bring, whatever of it is kept.
+    /// bring, whatever of it is kept. By checkpoint all that is written to files, and the tensors that are read from
+    /// them: master weights and moments are saved, saved again as a Universal checkpoint, and the masters read.
     pub sent: Bytes,
 }
 

@@ -21,9 +21,10 @@ use super::ways::SyncRecord;
 use crate::error::TrainerError;
 use crate::model::Model;
 
-/// Both layouts, the plan, and how long they took.
+/// The plan, the layout of the rollout ranks, and how long both layouts and the plan took.
 pub(super) struct Planned {
     pub(super) plan: Plan,
+    pub(super) target: Layout,
     pub(super) seconds: PathSeconds,
 }
 
@@ -43,7 +44,7 @@ pub(super) fn plan(options: &CheckedOptions) -> Result<Planned, TrainerError> {
     let start = Instant::now();
     let plan = reshard_plan::plan(&source, &target, options.options.policy)?;
     let seconds = PathSeconds { layouts, plan: start.elapsed().as_secs_f64(), ..PathSeconds::default() };
-    Ok(Planned { plan, seconds })
+    Ok(Planned { plan, target, seconds })
 }
 
 /// Puts the records of all ranks together: one list a rank, in the order of the syncs.
@@ -57,7 +58,7 @@ pub(super) fn path_report(
     let slowest = |sync: usize| records.iter().map(|records| records[sync].seconds).fold(0.0, f64::max);
     let mut seconds = match path {
         Path::Affine => planned.seconds.clone(),
-        Path::Gather => PathSeconds::default(),
+        Path::Gather | Path::Checkpoint => PathSeconds::default(),
     };
     if syncs > 0 {
         seconds.first = slowest(0);
@@ -88,7 +89,7 @@ pub(super) fn path_report(
             source: planned.plan.statistics.source_pieces,
             target: planned.plan.statistics.target_pieces,
         },
-        Path::Gather => Pieces::default(),
+        Path::Gather | Path::Checkpoint => Pieces::default(),
     };
     PathReport {
         name: path.name().to_owned(),

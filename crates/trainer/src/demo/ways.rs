@@ -4,6 +4,8 @@
 //! affine:  bind -> agree -> torn -> every rank pulls its copies -> compare -> commit, or torn on every rank
 //! gather:  torn -> one parameter after another, whole, sliced   -> compare -> everybody's verdict -> commit
 //! ```
+//!
+//! The third, through files, stands in [`file_way`](super::file_way).
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -16,9 +18,10 @@ use reshard_transport::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::exchange::everyones;
 use crate::error::TrainerError;
+use crate::exchange::everyones;
 use crate::gather::Parties;
+use crate::rollout::RolloutEngine;
 use crate::verification::{Expectation, Verification};
 use crate::zero::Stored;
 
@@ -137,16 +140,8 @@ impl<'p> GatherWay<'p> {
         let start = Instant::now();
         let cost = parties.sync()?;
         let seconds = start.elapsed().as_secs_f64();
-        let mut verification = Verification::default();
-        if let Some(rollout) = &parties.rollout {
-            let memory = |storage: usize| rollout.storages()[storage].memory().as_slice();
-            verification = expectation.compare(rollout.model(), rollout.description(), memory);
-        }
-        let all_equal = everyones(self.everyone, &verification.mismatches)?.iter().all(|count| *count == 0);
-        if let Some(rollout) = &mut parties.rollout {
-            *rollout.target().2 =
-                if all_equal { TargetState::Committed(Version(version)) } else { TargetState::Torn };
-        }
+        let verification =
+            compared(self.everyone, parties.rollout.as_deref_mut(), Version(version), expectation)?;
         Ok(SyncRecord {
             seconds,
             bytes_local: self.bytes_local,
@@ -156,6 +151,26 @@ impl<'p> GatherWay<'p> {
             verification,
         })
     }
+}
+
+/// Compares what this rank's rollout engine, if it has one, holds, and commits it if all ranks' are equal. A
+/// collective call of all ranks.
+pub(super) fn compared(
+    everyone: &dyn Communicator,
+    rollout: Option<&mut RolloutEngine>,
+    version: Version,
+    expectation: &Expectation,
+) -> Result<Verification, TrainerError> {
+    let compare = |rollout: &RolloutEngine| {
+        let memory = |storage: usize| rollout.storages()[storage].memory().as_slice();
+        expectation.compare(rollout.model(), rollout.description(), memory)
+    };
+    let verification = rollout.as_deref().map(compare).unwrap_or_default();
+    let all_equal = everyones(everyone, &verification.mismatches)?.iter().all(|count| *count == 0);
+    if let Some(rollout) = rollout {
+        *rollout.target().2 = if all_equal { TargetState::Committed(version) } else { TargetState::Torn };
+    }
+    Ok(verification)
 }
 
 fn verdict(verification: &Verification) -> Result<(), String> {

@@ -19,7 +19,7 @@ pub use adamw::AdamW;
 
 use std::sync::Arc;
 
-use reshard_layout::Bytes;
+use reshard_layout::{Bytes, Rank};
 use reshard_parallel::RankStorage;
 use reshard_parallel::engine::{DeepSpeed, State};
 use reshard_parallel::topology::Slot;
@@ -52,6 +52,8 @@ pub enum Stored {
 /// One rank's weights, gradients and optimizer states.
 pub struct ZeroEngine {
     model: Arc<Model>,
+    deepspeed: DeepSpeed,
+    rank: Rank,
     tp_rank: usize,
     storages: Storages,
     kind: Kind,
@@ -81,6 +83,8 @@ impl ZeroEngine {
         let received = vec![false; model.parameters().len()];
         Ok(Self {
             model,
+            deepspeed: deepspeed.clone(),
+            rank: deepspeed.topology().rank(slot),
             tp_rank: tp_rank as usize,
             storages,
             kind,
@@ -95,6 +99,31 @@ impl ZeroEngine {
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// What lies where on every rank.
+    pub(crate) fn deepspeed(&self) -> &DeepSpeed {
+        &self.deepspeed
+    }
+
+    /// The rank that this is.
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// The optimizer, and the updates that it has made.
+    pub(crate) fn optimizer(&self) -> (AdamW, u64) {
+        (self.optimizer, self.updates)
+    }
+
+    /// Says how many updates were made, once the states after them are loaded.
+    pub(crate) fn set_updates(&mut self, updates: u64) {
+        self.updates = updates;
+    }
+
+    /// Makes every weight and every element of the states NaN, so that one that is not loaded is seen.
+    pub(crate) fn poison(&mut self) {
+        self.storages.poison_runs();
     }
 
     /// Counts the bytes of working weights.

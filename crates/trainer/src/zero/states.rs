@@ -89,6 +89,16 @@ impl Storages {
         }
     }
 
+    /// Makes every element of a parameter NaN; padding stays.
+    pub(super) fn poison_runs(&mut self) {
+        for described in [&mut self.weights, &mut self.fp32, &mut self.exp_avg, &mut self.exp_avg_sq] {
+            for run in &described.description.runs {
+                let range = stored_range(run);
+                described.storages[run.storage].store(range.start, &vec![f32::NAN; range.len()]);
+            }
+        }
+    }
+
     /// Stores those elements of a flattened shard that this rank keeps.
     pub(super) fn write(&mut self, stored: Stored, parameter: usize, shard: &[f32]) {
         let described = self.described_mut(stored);

@@ -1,6 +1,8 @@
-//! The whole job on threads: train, sync by both ways, verify, speak.
+//! The whole job on threads: train, sync by every way, verify, speak.
 
-use reshard_trainer::demo::{DemoModel, DemoOptions, DemoReport, Faults, PROCESSES_MAX, Path, run_rank};
+use reshard_trainer::demo::{
+    DemoModel, DemoOptions, DemoReport, Faults, PROCESSES_MAX, Path, Scratch, run_rank,
+};
 use reshard_trainer::{BuiltIn, Category, TINY, TrainerError, UNEVEN};
 
 use crate::harness::{on_ranks, on_ranks_that_may_fail};
@@ -36,7 +38,9 @@ fn variants() -> Vec<DemoModel> {
 
 fn run(options: &DemoOptions) -> DemoReport {
     let checked = options.check().expect("options that fit together");
-    let reports = on_ranks(checked.world(), |world| run_rank(world, &checked).expect("a run"));
+    let scratch = checked.scratch().expect("a folder");
+    let folder = scratch.as_ref().map(Scratch::path);
+    let reports = on_ranks(checked.world(), |world| run_rank(world, &checked, folder).expect("a run"));
     reports.into_iter().next().flatten().expect("the first rank reports")
 }
 
@@ -50,6 +54,10 @@ fn assert_equal(report: &DemoReport, options: &DemoOptions) {
         assert_eq!(path.seconds.repeats.len(), options.repeats as usize);
     }
     assert_eq!(report.losses.len(), options.steps as usize);
+    // Masters and two moments in f32 are written, read, written again; the masters read: each float at least once.
+    let checkpoint = &report.paths[2].bytes;
+    assert_eq!(checkpoint.local.0, 0);
+    assert!(checkpoint.sent.0 >= (3 * 3 + 1) * 4 * report.model.parameters, "{checkpoint:?}");
     // The plan reads a rank's own copy wherever there is one: what stays is then the same by both ways.
     let [affine, gather] = [&report.paths[0].bytes, &report.paths[1].bytes];
     assert_eq!(gather.local, affine.local, "{} -> {}", report.train, report.rollout);
@@ -133,8 +141,9 @@ fn a_source_described_wrongly_is_named() {
             ..DemoOptions::default()
         };
         let report = run(&options);
-        let (affine, gather) = (&report.paths[0].verified, &report.paths[1].verified);
-        assert_eq!(gather.mismatches, 0, "{stage}");
+        let [affine, others @ ..] = &report.paths[..] else { panic!("{stage}: no way was tried") };
+        assert_eq!(others.iter().map(|path| path.verified.mismatches).collect::<Vec<_>>(), [0, 0], "{stage}");
+        let affine = &affine.verified;
         let up = affine.differing.iter().find(|found| found.parameter == "model.layers.0.mlp.up_proj.weight");
         assert!(up.is_some(), "{stage}: up_proj is not among {:?}", affine.differing);
         let head = affine.differing.iter().find(|found| found.parameter == "lm_head.weight");
@@ -146,7 +155,7 @@ fn a_source_described_wrongly_is_named() {
 }
 
 #[test]
-fn both_ways_make_the_same_words_and_only_affine_is_heard_where_it_is_tried() {
+fn all_ways_make_the_same_words_and_only_affine_is_heard_where_it_is_tried() {
     let words = |paths: &[Path]| {
         let report =
             run(&DemoOptions { steps: 1, repeats: 0, paths: paths.to_vec(), ..DemoOptions::default() });
@@ -155,10 +164,12 @@ fn both_ways_make_the_same_words_and_only_affine_is_heard_where_it_is_tried() {
     };
     let (names, affine) = words(&[Path::Affine, Path::Gather, Path::Affine]);
     assert_eq!(names, ["affine", "gather"]);
-    let (names, gather) = words(&[Path::Gather]);
-    assert_eq!(names, ["gather"]);
-    assert!(!gather.after.is_empty());
-    assert_eq!(gather, affine);
+    for path in [Path::Gather, Path::Checkpoint] {
+        let (names, samples) = words(&[path]);
+        assert_eq!(names, [path.name()]);
+        assert!(!samples.after.is_empty());
+        assert_eq!(samples, affine);
+    }
     let torn = DemoOptions {
         paths: vec![Path::Gather, Path::Affine],
         steps: 0,
@@ -178,7 +189,10 @@ fn drifted_replicas_are_refused_and_named() {
     }
     .check()
     .expect("options that fit together");
-    let outcomes = on_ranks_that_may_fail(checked.world(), |world| run_rank(world, &checked).map(|_| ()));
+    let scratch = checked.scratch().expect("a folder");
+    let folder = scratch.as_ref().map(Scratch::path);
+    let outcomes =
+        on_ranks_that_may_fail(checked.world(), |world| run_rank(world, &checked, folder).map(|_| ()));
     let named = outcomes.iter().filter_map(|outcome| match outcome {
         Err(TrainerError::Drifted { parameter, ranks, others }) => Some((parameter, ranks, others)),
         _ => None,

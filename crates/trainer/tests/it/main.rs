@@ -1,5 +1,6 @@
 //! Tests of the trainer as other crates use it: thread ranks in one process, real collectives.
 
+mod checkpoints;
 mod demo;
 mod gradients;
 mod harness;

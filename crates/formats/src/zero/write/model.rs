@@ -54,6 +54,11 @@ pub(super) fn contents<'a>(
     let (tp, dp) =
         (Tree::count(u64::from(engine.topology().tp().get())), u64::from(engine.topology().dp().get()));
     let unowned = unowned(engine, tp_rank);
+    // Slices are flat, whatever they are of.
+    let fragment: fn(DType, &[u64]) -> Tree<'static> = match stage {
+        Stage::Three => |dtype, _| Tree::empty(dtype, vec![0]),
+        _ => |dtype, shape| Tree::empty(dtype, shape.to_vec()),
+    };
     // Stage 1 does not say what its optimizer does not own.
     let frozen = |value: fn(DType, &[u64]) -> Tree<'static>| match stage {
         Stage::Two | Stage::Three => {
@@ -71,7 +76,7 @@ pub(super) fn contents<'a>(
         ("param_shapes".to_owned(), Tree::List(param_shapes(engine, tp_rank))),
         ("frozen_param_shapes".to_owned(), frozen(|_, shape| Tree::Size(shape.to_vec()))),
         ("shared_params".to_owned(), shared(engine, tp_rank == 0 && dp_rank == 0)),
-        ("frozen_param_fragments".to_owned(), frozen(|dtype, shape| Tree::empty(dtype, shape.to_vec()))),
+        ("frozen_param_fragments".to_owned(), frozen(fragment)),
     ];
     entries.extend(record.model.iter().cloned());
     entries.extend([

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::error::TrainerError;
 
 /// The values of all members, in group order.
-pub(super) fn everyones<T: Serialize + DeserializeOwned>(
+pub(crate) fn everyones<T: Serialize + DeserializeOwned>(
     group: &dyn Communicator,
     mine: &T,
 ) -> Result<Vec<T>, TrainerError> {
