@@ -15,8 +15,10 @@ use crate::torch::render;
 /// Objects of a pickle that are counted.
 const OBJECTS_MAX: usize = 100_000;
 
-struct Seed {
-    name: PathBuf,
+/// A file to be damaged.
+pub(crate) struct Seed {
+    /// Its path in the folder that it is written to.
+    pub(crate) name: PathBuf,
     pickle: Pickle,
     storages: Vec<(String, Contents)>,
     objects: usize,
@@ -29,7 +31,8 @@ fn seeds(folder: &Path) -> Vec<Seed> {
     paths.iter().map(|path| seed(path)).collect()
 }
 
-fn seed(path: &Path) -> Seed {
+/// The seed that a file is.
+pub(crate) fn seed(path: &Path) -> Seed {
     let mut files = Files::default();
     let id: FileId = files.add(path).unwrap();
     let torch = TorchFile::open(&files, id).unwrap();
@@ -119,7 +122,8 @@ fn objects() {
         });
 }
 
-fn write(folder: &Path, seed: &Seed, changes: &[(u16, u8, i64)]) {
+/// Writes the file with some objects of its pickle exchanged.
+pub(crate) fn write(folder: &Path, seed: &Seed, changes: &[(u16, u8, i64)]) {
     let pickle = damaged(seed, changes);
     let Ok((target, _)) = torch_file(seed.name.clone(), "fuzzed", &pickle, seed.storages.clone()) else {
         return;

@@ -1,8 +1,12 @@
 //! Universal checkpoints: what DeepSpeed's converter wrote is read, and what is written is what it would have written.
 
+mod fuzz;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use reshard_formats::pickle::PickleBuilder;
+use reshard_formats::torch::{Contents, torch_file};
 use reshard_formats::universal::{ForStage, UniversalFault, UniversalOptions};
 use reshard_formats::zero::ZeroFault;
 use reshard_formats::{Checkpoint, FormatError, Kept, universal};
@@ -13,6 +17,7 @@ use crate::converted::{Written, names, opened, widened};
 use crate::described::{Described, described, differences};
 use crate::rebuilt::rebuilt;
 use crate::support::{ground_truth, own};
+use crate::torch::render;
 
 const TAG: &str = "global_step2_universal";
 
@@ -279,6 +284,39 @@ fn damaged_folders_are_refused_by_name() {
     );
 }
 
+/// Puts a tensor in place of a parameter's, flat and without a dictionary around it.
+fn put_flat(root: &Path, parameter: &str, elements: u16) {
+    let bytes: Vec<u8> = (0..elements).flat_map(|element| f32::from(element).to_le_bytes()).collect();
+    let mut builder = PickleBuilder::new();
+    let tensor = builder.tensor("0", DType::F32, elements.into(), 0, &[elements.into()]);
+    let storages = vec![("0".to_owned(), Contents::Known(bytes))];
+    let path = format!("zero/{parameter}/fp32.pt").into();
+    let (file, _) = torch_file(path, "fp32", &builder.finish(tensor), storages).unwrap();
+    render(&file, root, &[]);
+}
+
+/// As DeepSpeed's converter writes stage 3 without tensor parallelism: the shape is that of the model states.
+#[test]
+fn flat_tensors_are_given_their_shapes() {
+    let folder = copied(|root| put_flat(root, "up.weight", 18 * 7));
+    let found = rebuilt(&universal::open(folder.path()).unwrap(), &Kept::Master);
+    assert_eq!(found["up.weight"].shape, [18, 7]);
+    let values: Vec<u8> = (0..126u16).flat_map(|element| f32::from(element).to_le_bytes()).collect();
+    assert_eq!(found["up.weight"].bytes, values);
+    let (path, fault) = refused_as(|root| put_flat(root, "up.weight", 125));
+    assert!(path.ends_with("up.weight/fp32.pt"), "{}", path.display());
+    let UniversalFault::Shape { expected, found, .. } = fault else { panic!("{fault}") };
+    assert_eq!((expected, found), (vec![18, 7], vec![125]));
+    let (_, fault) = refused_as(|root| {
+        put_flat(root, "up.weight", 126);
+        for rank in 0..2 {
+            std::fs::remove_file(root.join(format!("mp_rank_{rank:02}_model_states.pt"))).unwrap();
+        }
+    });
+    assert_eq!(fault, UniversalFault::NoShape { parameter: "up.weight".to_owned(), elements: 126 });
+    assert_eq!(fault.kind(), Kind::Unsupported);
+}
+
 #[test]
 fn what_is_unknown_is_listed_and_left_out() {
     let folder = copied(|root| {
@@ -304,5 +342,22 @@ fn a_pointer_that_climbs_is_refused() {
             matches!(error, FormatError::Zero { fault: ZeroFault::BadTag { .. }, .. }),
             "{tag:?}: {error}"
         );
+    }
+}
+
+/// A name of a parameter comes from a file, and becomes that of a folder.
+#[test]
+fn names_that_climb_are_not_written() {
+    let path = own("zero/aligned");
+    for name in ["../up", "a/b", "..", ".", ""] {
+        let mut source = opened(&path);
+        let part = source.parts.get_mut(&Kept::Master).unwrap();
+        let text = serde_json::to_string(&part.layout).unwrap();
+        let renamed = text.replace("\"up.weight\"", &format!("{name:?}"));
+        assert_ne!(renamed, text);
+        part.layout = serde_json::from_str(&renamed).unwrap();
+        let error = universal::output(&source, &UniversalOptions::default()).unwrap_err();
+        let FormatError::Universal { fault, .. } = error else { panic!("{error}") };
+        assert_eq!(fault, UniversalFault::Name { parameter: name.to_owned() });
     }
 }
