@@ -83,6 +83,8 @@ fn source_file(folder: &Path, rank: usize, length: u64) -> PathBuf {
         std::fs::create_dir_all(folder).unwrap();
         let bytes: Vec<u8> = (0..length).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
         std::fs::write(&path, bytes).unwrap();
+        // What is still to reach the disk would be paid by whoever writes next.
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
     }
     path
 }
