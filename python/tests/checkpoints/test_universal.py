@@ -1,7 +1,7 @@
 """Universal checkpoints under real engines: what `reshard` writes trains on as what DeepSpeed's converter writes.
 
-    engine, TP2 x DP2, 2 steps, saved --DeepSpeed's converter--> a    engines of TP1, TP2, TP4 load a and b, hold the
-                                      --reshard convert--------> b    same bits and have the same losses afterwards
+engine, TP2 x DP2, 2 steps, saved --DeepSpeed's converter--> a    engines of TP1, TP2, TP4 load a and b, hold the
+                                  --reshard convert--------> b    same bits and have the same losses afterwards
 """
 
 from __future__ import annotations

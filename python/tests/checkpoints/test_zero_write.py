@@ -1,7 +1,7 @@
 """ZeRO checkpoints that `reshard` writes for another topology, under real engines of that topology.
 
-    TP2 x DP2, stage 1, saved --reshard convert --to zero--> TP4 x DP1, stage 3 --load_checkpoint--> trains on
-                                                                    '--DeepSpeed's converter--> Universal
+TP2 x DP2, stage 1, saved --reshard convert --to zero--> TP4 x DP1, stage 3 --load_checkpoint--> trains on
+                                                                '--DeepSpeed's converter--> Universal
 """
 
 from __future__ import annotations
