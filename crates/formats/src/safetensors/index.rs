@@ -7,7 +7,7 @@
 //! ```
 
 use std::io::Read;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use indexmap::{IndexMap, IndexSet};
 use reshard_layout::Bytes;
@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::fault::SafetensorsFault;
 use super::json::Entries;
 use crate::error::FormatError;
+use crate::paths::stays_inside;
 
 /// Bytes of an index or a config that are read. The index of a public model of 139,583 tensors has 16 MB.
 pub const TEXT_BYTES_MAX: u64 = 100_000_000;
@@ -86,12 +87,6 @@ impl Index {
         let files = absent.into_iter().map(str::to_owned).collect();
         Err(SafetensorsFault::FilesAbsent { files, named: named.len(), tensors })
     }
-}
-
-/// Whether a path is relative and goes down only.
-fn stays_inside(path: &str) -> bool {
-    let path = Path::new(path);
-    path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// The bytes of a small text file.

@@ -8,6 +8,7 @@
 
 mod tensors;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
@@ -150,7 +151,8 @@ fn ranks(
 ) -> Result<Vec<Vec<ShardSpec>>, FormatError> {
     let known: IndexMap<&str, usize> =
         engine.parameters().iter().enumerate().map(|(at, parameter)| (parameter.name.as_str(), at)).collect();
-    let missing = engine.parameters().iter().find(|wanted| !tensors.iter().any(|at| at.name == wanted.name));
+    let held: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let missing = engine.parameters().iter().find(|wanted| !held.contains(wanted.name.as_str()));
     if let Some(parameter) = missing {
         let (path, parameter) = (source.root.clone(), parameter.name.clone());
         return Err(FormatError::ParameterMissing { path, parameter });

@@ -20,6 +20,7 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use super::fault::WriteFault;
 use super::system;
 use crate::error::FormatError;
+use crate::paths::folder_of;
 
 /// A folder that is written beside its place, and put there when it is complete. Dropped before that, it leaves
 /// nothing.
@@ -131,10 +132,7 @@ fn fault(target: &Path, fault: WriteFault) -> FormatError {
 /// The parent of a path, which must be there, and its name in it.
 fn place_of(target: &Path) -> Result<(PathBuf, OsString), FormatError> {
     let name = target.file_name().ok_or_else(|| fault(target, WriteFault::NoName))?;
-    let parent = match target.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let parent = folder_of(target);
     let parent = fs::canonicalize(parent).map_err(|cause| FormatError::io("open", parent, cause))?;
     Ok((parent, name.to_owned()))
 }

@@ -103,6 +103,26 @@ fn the_record_of_a_round_robin_is_known_to_be_that_before_dealing() {
     assert!(error.contains("group 0 says that c is at Some((9, 1)) (start, length), its place"), "{error}");
 }
 
+/// A tied weight is the parameter that the optimizer owns, also where its second name comes first in the module.
+#[test]
+fn what_is_trained_is_a_first_name() {
+    let mut made = stage_1([0, 1, 2]);
+    let module = &mut made.file("mp_rank_00_model_states.pt")["module"];
+    let mut tied = json!({"+tied": module["a"], "a": {"tensor": [5], "storage": 0}});
+    for name in ["b", "c"] {
+        tied[name] = module[name].take();
+    }
+    *module = tied;
+    let (opened, _folder) = made.opened();
+    let opened = opened.unwrap();
+    for part in opened.parts.values() {
+        assert_eq!(part.layout.parameters().map(|(_, one)| &one.name).collect::<Vec<_>>(), ["a", "b", "c"]);
+        let aliases = part.layout.aliases().map(|(name, of)| (name, part.layout.parameter(of).name.as_str()));
+        assert_eq!(aliases.collect::<Vec<_>>(), [("+tied", "a")]);
+    }
+    counts_up(&made, &Kept::Master, 0);
+}
+
 #[test]
 fn an_elastic_checkpoint_has_lean_states_in_a_list() {
     let mut made = stage_1([0, 1, 2]);

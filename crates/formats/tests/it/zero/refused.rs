@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use reshard_formats::{FormatError, zero};
+use reshard_formats::{FormatError, Kept, zero};
 use reshard_layout::Kind;
 use serde_json::{Value, json};
 
@@ -87,6 +87,18 @@ fn shards_that_do_not_fit() {
         "sub_param_shard_widths": {"^w$": [[2, 2], [2, 0]]},
     });
     shards_refused(widths, Kind::Invalid, &["rank 0 has a shard of shape [3, 2]", "[4, 2]"]);
+    for (widths, words) in [
+        (json!([[2, 1], [1, 2]]), "is 3, expected 4 (the widths of a part add up to its extent)"),
+        (json!([[3, 3]]), "is 1, expected 2 (a list of widths a part)"),
+        (json!([[4], [2]]), "is 1, expected 2 (one width a tensor-parallel rank)"),
+    ] {
+        let info = json!({
+            "universal_checkpoint_version": 0.4,
+            "parameter_with_sub_params": [{"patterns": ["^w$"], "shape": [[4, 2], -1], "partition_dim": 0}],
+            "sub_param_shard_widths": {"^w$": widths},
+        });
+        shards_refused(info, Kind::Invalid, &["sub_param_shard_widths of w", words]);
+    }
     let huge = json!({
         "universal_checkpoint_version": 0.4,
         "parameter_with_sub_params": [{"patterns": ["^w$"], "shape": [1_u64 << 62, -1], "partition_dim": 0}],
@@ -135,6 +147,24 @@ fn another_number_of_files() {
     models.files.remove("mp_rank_01_model_states.pt");
     let words = ["expected 2 model files", "found 1", "tensor-parallel rank 1 is missing"];
     says(&models.refused(), Kind::Invalid, &words);
+}
+
+#[test]
+fn a_stage_that_the_names_contradict() {
+    let mut made = checkpoint(vec![counting(&[3, 2], 0)], json!({}));
+    made.file("mp_rank_00_model_states.pt")["ds_config"] = json!({"zero_optimization": {"stage": 3}});
+    let words = ["mp_rank_00_model_states.pt", "stage is 3, expected 2", "as the names of the files say"];
+    says(&made.refused(), Kind::Invalid, &words);
+}
+
+/// No element, whatever the other axes say.
+#[test]
+fn huge_axes_beside_one_of_none() {
+    let shape = [1 << 46, 1 << 46, 0];
+    let (opened, _folder) = checkpoint(vec![numbers(&shape, &[])], json!({})).opened();
+    let weights = &opened.unwrap().parts[&Kept::Weights];
+    let shapes: Vec<&[u64]> = weights.layout.parameters().map(|(_, one)| &one.shape[..]).collect();
+    assert_eq!(shapes, [shape]);
 }
 
 #[test]
