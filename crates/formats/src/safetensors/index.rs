@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::fault::SafetensorsFault;
 use super::json::Entries;
 use crate::error::FormatError;
+use crate::files::open_regular;
 
 /// Bytes of an index or a config that are read. The index of a public model of 139,583 tensors has 16 MB.
 pub const TEXT_BYTES_MAX: u64 = 100_000_000;
@@ -95,11 +96,10 @@ fn stays_inside(path: &str) -> bool {
 }
 
 /// The bytes of a small text file.
-pub(super) fn read_text(path: &Path) -> Result<Vec<u8>, FormatError> {
+pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, FormatError> {
     let failed = |cause| FormatError::io("read", path, cause);
-    let file = std::fs::File::open(path).map_err(failed)?;
     let mut text = Vec::new();
-    file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    open_regular(path)?.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
     if text.len() as u64 > TEXT_BYTES_MAX {
         let (length, limit) = (Bytes(text.len() as u64), Bytes(TEXT_BYTES_MAX));
         let fault = SafetensorsFault::TextTooLong { length, limit };
