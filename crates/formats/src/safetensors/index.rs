@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::fault::SafetensorsFault;
 use super::json::Entries;
 use crate::error::FormatError;
+use crate::files::open_regular;
 use crate::paths::stays_inside;
 
 /// Bytes of an index or a config that are read. The index of a public model of 139,583 tensors has 16 MB.
@@ -90,11 +91,10 @@ impl Index {
 }
 
 /// The bytes of a small text file.
-pub(super) fn read_text(path: &Path) -> Result<Vec<u8>, FormatError> {
+pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, FormatError> {
     let failed = |cause| FormatError::io("read", path, cause);
-    let file = std::fs::File::open(path).map_err(failed)?;
     let mut text = Vec::new();
-    file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    open_regular(path)?.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
     if text.len() as u64 > TEXT_BYTES_MAX {
         let (length, limit) = (Bytes(text.len() as u64), Bytes(TEXT_BYTES_MAX));
         let fault = SafetensorsFault::TextTooLong { length, limit };

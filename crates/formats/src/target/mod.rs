@@ -187,7 +187,8 @@ fn engine(config: Option<&Path>, topology: &Topology, to: &'static str) -> Resul
     };
     check_topology(topology, to)?;
     let config = config.ok_or_else(|| FormatError::ConfigMissing { topology: topology.to_string() })?;
-    let text = std::fs::read_to_string(config).map_err(|cause| FormatError::io("read", config, cause))?;
+    let text = String::from_utf8(safetensors::read_text(config)?)
+        .map_err(|cause| FormatError::io("read", config, std::io::Error::other(cause.utf8_error())))?;
     Ok(DeepSpeed::new(&ModelConfig::from_json(&text)?, topology, ZeroOptions::default())?)
 }
 

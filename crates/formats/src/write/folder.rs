@@ -56,6 +56,18 @@ impl OutputFolder {
         Ok(folder)
     }
 
+    /// Says whether [`create`](Self::create) would find what it needs, and makes nothing. Returns where the output
+    /// would lie.
+    ///
+    /// # Errors
+    /// [`WriteFault::Exists`] without `force`; [`WriteFault::NotAFolder`], [`WriteFault::MountPoint`];
+    /// [`FormatError::Io`].
+    pub(crate) fn check(target: &Path, force: bool) -> Result<PathBuf, FormatError> {
+        let (parent, name) = place_of(target)?;
+        is_replaced(&parent.join(name), &parent, force)?;
+        Ok(parent)
+    }
+
     /// Where to write. Any process may write here until [`commit`](Self::commit).
     #[must_use]
     pub fn path(&self) -> &Path {
