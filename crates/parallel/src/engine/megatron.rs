@@ -164,3 +164,51 @@ fn qkv_rows(all: Heads, run: Range<u64>) -> Vec<(Projection, Range<u64>)> {
     }
     list
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every row of the whole tensor, by its definition: group after group, query heads, key head, value head.
+    fn whole(all: Heads) -> Vec<(Projection, u64)> {
+        let each = all.heads / all.groups;
+        let mut rows = Vec::new();
+        for group in 0..all.groups {
+            for (projection, first, count) in [
+                (Projection::Query, group * each, each),
+                (Projection::Key, group, 1),
+                (Projection::Value, group, 1),
+            ] {
+                for head in first..first + count {
+                    rows.extend((0..all.head_dim).map(|i| (projection, head * all.head_dim + i)));
+                }
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn a_run_of_rows_is_what_the_definition_says() {
+        let shapes =
+            [(32, 8, 4), (64, 4, 2), (16, 16, 2), (28, 4, 2), (40, 8, 2), (8, 1, 2), (4, 2, 2), (8, 2, 4)];
+        let mut checked = 0;
+        for (heads, groups, head_dim) in shapes {
+            let all = Heads { heads, groups, head_dim };
+            let whole = whole(all);
+            assert_eq!(whole.len() as u64, all.rows());
+            for tp in [1, 2, 4, 7, 8, 16] {
+                if !all.rows().is_multiple_of(tp) {
+                    continue;
+                }
+                let width = all.rows() / tp;
+                let listed: Vec<(Projection, u64)> = (0..tp)
+                    .flat_map(|rank| qkv_rows(all, rank * width..(rank + 1) * width))
+                    .flat_map(|(projection, rows)| rows.map(move |row| (projection, row)))
+                    .collect();
+                assert_eq!(listed, whole, "{heads} {groups} {head_dim} over {tp}");
+                checked += 1;
+            }
+        }
+        assert_eq!(checked, 36);
+    }
+}
