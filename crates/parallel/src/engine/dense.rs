@@ -13,7 +13,9 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-use reshard_layout::{Bytes, DType, Dims, Fill, GeometryId, Layout, LayoutBuilder, LayoutError, row_major};
+use reshard_layout::{
+    BufferId, Bytes, DType, Dims, Elements, Fill, GeometryId, Layout, LayoutBuilder, LayoutError, row_major,
+};
 
 use super::tensors::{EngineTensor, Tensors};
 use super::{hf, megatron, sglang, vllm};
@@ -121,7 +123,7 @@ impl DenseEngine {
                     let geometry = *known
                         .entry((tp_rank, *role))
                         .or_insert_with(|| builder.geometry(tensor.geometry(held, shape)));
-                    builder.place(ids[held.parameter], buffer, reshard_layout::Elements(0), geometry);
+                    builder.place(ids[held.parameter], buffer, Elements(0), geometry);
                 }
                 if let Some(fill) = self.fill(&tensor, buffer) {
                     builder.fill(fill);
@@ -131,12 +133,12 @@ impl DenseEngine {
         builder.build()
     }
 
-    fn fill(&self, tensor: &EngineTensor, buffer: reshard_layout::BufferId) -> Option<Fill> {
+    fn fill(&self, tensor: &EngineTensor, buffer: BufferId) -> Option<Fill> {
         let padding = NonZeroU64::new(tensor.padding_rows)?;
         let mut shape = Dims::from_slice(&tensor.shape);
         let first = shape[0] - padding.get();
         shape[0] = padding.get();
-        let offset = reshard_layout::Elements(first * tensor.row_elements().0);
+        let offset = Elements(first * tensor.row_elements().0);
         let value = vec![0; usize::try_from(self.dtype.size()).unwrap_or(0)];
         Some(Fill { buffer, offset, strides: row_major(&tensor.shape), shape, value })
     }

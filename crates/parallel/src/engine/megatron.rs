@@ -209,6 +209,6 @@ mod tests {
                 checked += 1;
             }
         }
-        assert_eq!(checked, 36);
+        assert_eq!(checked, 38);
     }
 }
