@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use reshard_formats::universal::{self, ForStage, UniversalOptions};
-use reshard_formats::{Conversion, FormatError, Silent, WriteFault, WriteOptions, zero};
+use reshard_formats::{Checkpoint, Conversion, FormatError, Silent, WriteFault, WriteOptions, zero};
 use reshard_parallel::engine::State;
 use reshard_parallel::model::ModelConfig;
 use reshard_trainer::{
     Category, GatherCost, Groups, Stored, TINY, Trainer, TrainerError, TrainerOptions, UNEVEN,
-    open_checkpoint, whole_parameter,
+    whole_parameter,
 };
 use tempfile::TempDir;
 
@@ -80,7 +80,7 @@ fn resumed(config: &ModelConfig, train: &str, checkpoint: &Path) -> (Vec<Vec<u8>
     let others = TrainerOptions { weight_seed_offsets: vec![99; 8], ..TrainerOptions::default() };
     let ranks = on_ranks(train.world(), |world| {
         let (mut trainer, groups) = start(config, &train, world, &others);
-        trainer.load(&open_checkpoint(checkpoint).expect("a checkpoint")).expect("loaded");
+        trainer.load(&Checkpoint::open(checkpoint).expect("a checkpoint")).expect("loaded");
         assert_eq!(trainer.steps(), STEPS_BEFORE as u64);
         (gathered(&trainer, &groups), steps(&mut trainer, STEPS_AFTER))
     });
@@ -191,7 +191,7 @@ fn checkpoints_of_other_models_and_without_moments_are_refused() {
         let train = topology("autotp:tp=1");
         let world = reshard_transport::World::in_process(1).expect("a world").remove(0);
         let (mut trainer, _) = start(config, &train, &world, &TrainerOptions::default());
-        let outcome = trainer.load(&open_checkpoint(&run.universal()).expect("a checkpoint"));
+        let outcome = trainer.load(&Checkpoint::open(&run.universal()).expect("a checkpoint"));
         let error = outcome.expect_err("a refusal");
         (error.category(), error.to_string())
     };
