@@ -12,7 +12,7 @@ use reshard_trainer::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{on_ranks, on_ranks_that_may_fail, start, topology, variant};
+use crate::harness::{in_f32, on_ranks, on_ranks_that_may_fail, start, topology, variant};
 
 const STEPS_BEFORE: usize = 2;
 const STEPS_AFTER: usize = 4;
@@ -118,6 +118,7 @@ fn assert_resumes(config: &ModelConfig, from: &str, to: &[&str]) {
 fn training_goes_on_at_any_topology_and_stage() {
     let uneven = variant(UNEVEN, &[("num_hidden_layers", 2.into())]);
     let tied = variant(TINY, &[("num_hidden_layers", 2.into()), ("tie_word_embeddings", true.into())]);
+    let floats = in_f32(UNEVEN, &[("num_hidden_layers", 1.into())]);
     for (config, from, to) in [
         (
             &uneven,
@@ -144,6 +145,7 @@ fn training_goes_on_at_any_topology_and_stage() {
             "autotp:tp=2,dp=2",
             &["autotp:tp=2,dp=2", "autotp:tp=2,dp=2,zero=3,init=zero", "autotp:tp=1,dp=2,zero=2"],
         ),
+        (&floats, "autotp:tp=2,dp=2,zero=3", &["autotp:tp=2,dp=2,zero=1", "autotp:tp=3,zero=2"]),
         (
             &tied,
             "autotp:tp=2,dp=1,copies=2,zero=2",
