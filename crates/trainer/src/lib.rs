@@ -28,7 +28,7 @@ mod verification;
 mod zero;
 
 pub use category::Category;
-pub use checkpoint::{Cost, open as open_checkpoint};
+pub use checkpoint::Cost;
 pub use compute::Meter;
 pub use drift::{Drift, drifted};
 pub use error::TrainerError;

@@ -17,9 +17,6 @@ mod save;
 pub(crate) use convert::convert;
 pub(crate) use load::check;
 
-use std::path::Path;
-
-use reshard_formats::{Checkpoint, FormatError, universal, zero};
 use reshard_layout::Bytes;
 
 /// What a step of the way through files has cost this rank.
@@ -40,18 +37,4 @@ impl Cost {
         self.bytes_read += next.bytes_read;
         self.staging_max = self.staging_max.max(next.staging_max);
     }
-}
-
-/// The text file that names the Universal checkpoint of a folder.
-const LATEST_UNIVERSAL: &str = "latest_universal";
-
-/// Opens a folder that a trainer has left: a Universal checkpoint where it names one or is one, else a ZeRO checkpoint.
-///
-/// # Errors
-/// [`FormatError`] with what is wrong with it.
-pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
-    if path.join(LATEST_UNIVERSAL).exists() || path.join("zero").is_dir() {
-        return universal::open(path);
-    }
-    zero::open(path)
 }

@@ -1,8 +1,8 @@
 //! The way through files, as jobs without a planner between trainer and rollout do it.
 //!
 //! ```text
-//! torn -> every trainer rank writes its files -> first rank: ZeRO to Universal -> every rollout rank reads its shard
-//!                                       wait ^                           wait ^   -> compare -> verdict -> commit
+//! every trainer rank writes its files -> first rank: ZeRO to Universal -> torn -> every rollout rank reads its shard
+//!                               wait ^                           wait ^        -> compare -> verdict -> commit
 //! ```
 
 use std::fs;

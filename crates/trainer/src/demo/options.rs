@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use reshard_formats::OutputFolder;
+use reshard_formats::{Checkpoint, OutputFolder};
 use reshard_layout::Bytes;
 use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::model::ModelConfig;
@@ -261,7 +261,7 @@ impl CheckedOptions {
         self.text()?;
         if let Some(path) = &self.options.resume {
             let deepspeed = DeepSpeed::new(&self.config, &self.train, ZeroOptions::default())?;
-            let checked = checkpoint::check(&checkpoint::open(path)?, &deepspeed);
+            let checked = checkpoint::check(&Checkpoint::open(path)?, &deepspeed);
             checked.map_err(|cause| TrainerError::Resume { path: path.clone(), cause: Box::new(cause) })?;
         }
         if let Some(path) = &self.options.save {

@@ -10,6 +10,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use reshard_formats::Checkpoint;
 use reshard_parallel::engine::DeepSpeed;
 use reshard_parallel::topology::Slot;
 use reshard_parallel::zero::ZeroOptions;
@@ -220,7 +221,7 @@ fn start_trainer(
     let engine = ZeroEngine::new(model, &deepspeed, slot, &groups)?;
     let mut trainer = Trainer::new(engine, &groups, &options.text()?, &trainer_options(options))?;
     if let Some(path) = &options.options.resume {
-        trainer.load(&crate::checkpoint::open(path)?)?;
+        trainer.load(&Checkpoint::open(path)?)?;
     }
     Ok((trainer, groups))
 }

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use reshard_formats::universal::{self, ForStage, UniversalOptions};
-use reshard_formats::{Conversion, FormatError, Silent, WriteFault, WriteOptions, zero};
+use reshard_formats::{Checkpoint, Conversion, FormatError, Silent, WriteFault, WriteOptions, zero};
 use reshard_parallel::engine::State;
 use reshard_parallel::model::ModelConfig;
 use reshard_trainer::{
     Category, GatherCost, Groups, Stored, TINY, Trainer, TrainerError, TrainerOptions, UNEVEN,
-    open_checkpoint, whole_parameter,
+    whole_parameter,
 };
 use tempfile::TempDir;
 
-use crate::harness::{on_ranks, on_ranks_that_may_fail, start, topology, variant};
+use crate::harness::{in_f32, on_ranks, on_ranks_that_may_fail, start, topology, variant};
 
 const STEPS_BEFORE: usize = 2;
 const STEPS_AFTER: usize = 4;
@@ -80,7 +80,7 @@ fn resumed(config: &ModelConfig, train: &str, checkpoint: &Path) -> (Vec<Vec<u8>
     let others = TrainerOptions { weight_seed_offsets: vec![99; 8], ..TrainerOptions::default() };
     let ranks = on_ranks(train.world(), |world| {
         let (mut trainer, groups) = start(config, &train, world, &others);
-        trainer.load(&open_checkpoint(checkpoint).expect("a checkpoint")).expect("loaded");
+        trainer.load(&Checkpoint::open(checkpoint).expect("a checkpoint")).expect("loaded");
         assert_eq!(trainer.steps(), STEPS_BEFORE as u64);
         (gathered(&trainer, &groups), steps(&mut trainer, STEPS_AFTER))
     });
@@ -118,6 +118,7 @@ fn assert_resumes(config: &ModelConfig, from: &str, to: &[&str]) {
 fn training_goes_on_at_any_topology_and_stage() {
     let uneven = variant(UNEVEN, &[("num_hidden_layers", 2.into())]);
     let tied = variant(TINY, &[("num_hidden_layers", 2.into()), ("tie_word_embeddings", true.into())]);
+    let floats = in_f32(UNEVEN, &[("num_hidden_layers", 1.into())]);
     for (config, from, to) in [
         (
             &uneven,
@@ -144,6 +145,7 @@ fn training_goes_on_at_any_topology_and_stage() {
             "autotp:tp=2,dp=2",
             &["autotp:tp=2,dp=2", "autotp:tp=2,dp=2,zero=3,init=zero", "autotp:tp=1,dp=2,zero=2"],
         ),
+        (&floats, "autotp:tp=2,dp=2,zero=3", &["autotp:tp=2,dp=2,zero=1", "autotp:tp=3,zero=2"]),
         (
             &tied,
             "autotp:tp=2,dp=1,copies=2,zero=2",
@@ -191,7 +193,7 @@ fn checkpoints_of_other_models_and_without_moments_are_refused() {
         let train = topology("autotp:tp=1");
         let world = reshard_transport::World::in_process(1).expect("a world").remove(0);
         let (mut trainer, _) = start(config, &train, &world, &TrainerOptions::default());
-        let outcome = trainer.load(&open_checkpoint(&run.universal()).expect("a checkpoint"));
+        let outcome = trainer.load(&Checkpoint::open(&run.universal()).expect("a checkpoint"));
         let error = outcome.expect_err("a refusal");
         (error.category(), error.to_string())
     };
