@@ -22,10 +22,12 @@ test-python:
 wheel:
 	PYTHON=$$(scripts/python) && export PYTHON && scripts/wheel
 
-## Every demo configuration: ZeRO stages x trainer shapes x rollout shapes x models, shared and separate processes.
+## Every demo configuration (ZeRO stages x trainer shapes x rollout shapes x models, shared and separate processes), and every
+## checkpoint of a real engine.
 matrix:
 	$(CARGO) build --release --quiet -p reshard-cli
 	scripts/matrix target/release/reshard
+	RESHARD_EVERY_CASE=1 scripts/test-python tests/checkpoints
 
 ## Planning speed on a real model's shapes, and conversions of checkpoints beside cp, as medians.
 bench:

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyString};
 use reshard_layout::{Elements, Layout};
-use reshard_parallel::engine::{DeepSpeed, State};
+use reshard_parallel::engine::{Engine, State};
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::Topology;
 use reshard_parallel::zero::{Grouping, OptimizerMaker, ZeroOptions};
@@ -28,17 +28,17 @@ pub(crate) fn layout_of(
     let parsed =
         py.detach(|| ModelConfig::from_json(&text).and_then(|c| Ok((c, Topology::parse(topology)?))));
     let (config, parsed) = parsed.map_err(|error| errors::parallel(py, &error))?;
-    let Topology::AutoTp(parsed) = parsed else {
-        return Err(errors::unsupported_layout(py, format!("{topology} has no layout")));
+    let engine =
+        py.detach(|| Engine::new(&config, &parsed, options)).map_err(|error| errors::parallel(py, &error))?;
+    let layout = match (state, &engine) {
+        (None, engine) => py.detach(|| engine.layout()),
+        (Some(state), Engine::DeepSpeed(engine)) => py.detach(|| engine.optimizer_layout(state)),
+        (Some(state), _) => {
+            let name = state.name();
+            return Err(errors::unsupported_layout(py, format!("{topology} has no optimizer state {name}")));
+        }
     };
-    let engine = py
-        .detach(|| DeepSpeed::new(&config, &parsed, options))
-        .map_err(|error| errors::parallel(py, &error))?;
-    py.detach(|| match state {
-        None => engine.layout(),
-        Some(state) => engine.optimizer_layout(state),
-    })
-    .map_err(|error| errors::layout(py, &error))
+    layout.map_err(|error| errors::layout(py, &error))
 }
 
 fn state_of(py: Python<'_>, name: &str) -> PyResult<State> {

@@ -37,7 +37,7 @@ pub(crate) struct ConvertArguments {
     /// Hugging Face config.json of the model, if none lies beside the input; copied beside hf and shards
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Float type to cast to: f32, bf16, f16 (default: as the model computes, for other states as they are)
+    /// Float type to cast to: f64, f32, bf16, f16 (default: as the model computes, for other states as they are)
     #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
     /// Which stages load a Universal checkpoint: same as the input's, zero=1, zero=2, zero=3 or both
@@ -162,9 +162,12 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<String, CliError> {
         seconds: 0.0,
         kept: kept(&summary),
     };
-    if !arguments.dry_run {
+    let options = write_options(arguments);
+    if arguments.dry_run {
+        conversion.check(&arguments.output, &options)?;
+    } else {
         let bar = Bar::new("converting", summary.bytes_written, arguments.json);
-        let done = conversion.run(&arguments.output, &write_options(arguments), &bar)?;
+        let done = conversion.run(&arguments.output, &options, &bar)?;
         report.seconds = done.seconds;
         report.bytes = Moved { read: done.bytes_read, written: done.bytes_written };
     }

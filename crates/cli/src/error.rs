@@ -138,7 +138,18 @@ fn hint_of_format(error: &FormatError) -> Option<&'static str> {
         FormatError::ConfigMissing { .. } => Some("--model takes a Hugging Face config.json"),
         FormatError::Ambiguous { .. } => Some("name the folder of the one that is meant, such as its tag"),
         FormatError::Replicas { .. } => Some("--trust-replicas reads one of them"),
+        FormatError::ParameterMissing { .. }
+        | FormatError::ParameterUnknown { .. }
+        | FormatError::ShapesDiffer { .. } => {
+            Some("--model takes the config.json of the model that was saved")
+        }
         FormatError::Write { fault: WriteFault::Exists, .. } => Some("--force replaces it"),
+        FormatError::Write { fault: WriteFault::CannotExchange { .. } | WriteFault::MountPoint, .. } => {
+            Some("write under another name, or remove what is there first")
+        }
+        FormatError::Write { fault: WriteFault::MemoryTooSmall { .. }, .. } => {
+            Some("--memory takes a size, such as 256MiB")
+        }
         _ => None,
     }
 }

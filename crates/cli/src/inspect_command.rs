@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use indexmap::IndexMap;
 use reshard_formats::{Checkpoint, Facts, Kept, Part};
 use reshard_layout::affine::AffineFile;
-use reshard_layout::{Bytes, Layout, ParameterId};
+use reshard_layout::{Bytes, Elements, Layout, ParameterId, volume};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -219,7 +219,7 @@ fn of_part(
     };
     let total = |id: &ParameterId| {
         let parameter = layout.parameter(*id);
-        reshard_layout::Elements(parameter.shape.iter().product()).bytes(parameter.dtype)
+        Elements(volume(&parameter.shape).unwrap_or(0)).bytes(parameter.dtype)
     };
     Some(KeptOutput {
         name: kept.name().to_owned(),

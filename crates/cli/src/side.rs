@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use reshard_layout::Layout;
 use reshard_layout::affine::AffineFile;
-use reshard_parallel::engine::DeepSpeed;
+use reshard_parallel::engine;
 use reshard_parallel::model::ModelConfig;
 use reshard_parallel::topology::Topology;
 use reshard_parallel::zero::ZeroOptions;
@@ -14,7 +14,7 @@ use crate::error::CliError;
 /// What a `--source` or `--target` names, read and checked but not yet laid out.
 pub(crate) enum Side {
     /// A model on a topology.
-    Engine(Box<DeepSpeed>),
+    Engine(Box<engine::Engine>),
     /// A file in the public affine form.
     File { path: PathBuf, file: Box<AffineFile> },
 }
@@ -31,15 +31,12 @@ impl Side {
         }
         let context = || format!("{option} {text}");
         let wrong = |error| CliError::Parallel { context: context(), error };
-        let Topology::AutoTp(topology) = Topology::parse(text).map_err(wrong)? else {
-            let message = format!("{} has no layout", context());
-            return Err(CliError::Usage { message, hint: None });
-        };
+        let topology = Topology::parse(text).map_err(wrong)?;
         let model = model.ok_or_else(|| CliError::Usage {
             message: format!("{} is a topology and needs --model", context()),
             hint: Some("--model takes a Hugging Face config.json".to_owned()),
         })?;
-        let engine = DeepSpeed::new(model, &topology, ZeroOptions::default()).map_err(wrong)?;
+        let engine = engine::Engine::new(model, &topology, ZeroOptions::default()).map_err(wrong)?;
         Ok(Self::Engine(Box::new(engine)))
     }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
-use reshard_formats::{Checkpoint, CompareOptions, Comparison, Kept, comparable_bytes, compare};
+use reshard_formats::{Checkpoint, CompareOptions, Comparison, Kept, Replicas, comparable_bytes, compare};
 use reshard_layout::Bytes;
 use serde::Serialize;
 
@@ -33,6 +33,9 @@ pub(crate) struct VerifyArguments {
     /// Parts that are read at the same time (default: one a core)
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
+    /// Read one of several copies of a tensor without comparing it with the others
+    #[arg(long)]
+    trust_replicas: bool,
     /// Machine-readable output
     #[arg(long)]
     json: bool,
@@ -70,6 +73,7 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(String, Result<(), Cli
         exact: arguments.exact,
         memory: arguments.memory,
         threads: arguments.threads.unwrap_or_else(cores),
+        replicas: if arguments.trust_replicas { Replicas::First } else { Replicas::Compare },
     };
     let bar = Bar::new("comparing", comparable_bytes(&one, &other), arguments.json);
     let found = compare(&one, &other, &options, &bar)?;

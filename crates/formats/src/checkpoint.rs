@@ -7,7 +7,7 @@
 //!            exp_avg  ...
 //! ```
 //!
-//! Opening one reads headers and pickles, never the bytes of a tensor.
+//! Opening one reads headers and pickles, and of tensors only the counts of steps.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -135,6 +135,17 @@ impl Conversion {
         Bytes(files.fold(0u64, |sum, file| sum.saturating_add(file.length)))
     }
 
+    /// Says whether [`run`](Self::run) could begin: what it checks before it writes. Replicas are not compared.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn check(&self, folder: &Path, options: &WriteOptions) -> Result<(), FormatError> {
+        Crew::new(folder, options.memory, options.threads)?;
+        self.check_inputs(folder)?;
+        let parent = OutputFolder::check(folder, options.force)?;
+        check_space(&parent, self.bytes_written())
+    }
+
     /// Writes the output as `folder`, whole or not at all.
     ///
     /// # Errors

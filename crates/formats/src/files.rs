@@ -10,11 +10,12 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use reshard_layout::Bytes;
+use rustix::fs::OFlags;
 
 use crate::error::FormatError;
 
@@ -108,7 +109,12 @@ impl Files {
     /// [`FormatError::Io`], also if the file ends before `into` is full.
     pub fn read_at(&self, file: FileId, offset: Bytes, into: &mut [u8]) -> Result<(), FormatError> {
         let handle = self.handle(file)?;
-        handle.read_exact_at(into, offset.0).map_err(|cause| FormatError::io("read", self.path(file), cause))
+        handle.read_exact_at(into, offset.0).map_err(|cause| {
+            let ends_early =
+                || std::io::Error::new(cause.kind(), "it is shorter now than when it was opened");
+            let is_end = cause.kind() == std::io::ErrorKind::UnexpectedEof;
+            FormatError::io("read", self.path(file), if is_end { ends_early() } else { cause })
+        })
     }
 
     fn handle(&self, file: FileId) -> Result<Arc<File>, FormatError> {
@@ -117,11 +123,26 @@ impl Files {
             return Ok(Arc::clone(&open[at].1));
         }
         let path = self.path(file);
-        let handle = Arc::new(File::open(path).map_err(|cause| FormatError::io("open", path, cause))?);
+        let handle = Arc::new(open_regular(path)?);
         if open.len() == OPEN_MAX {
             open.pop_front();
         }
         open.push_back((file, Arc::clone(&handle)));
         Ok(handle)
     }
+}
+
+/// Opens a regular file. Nothing is waited for: a pipe without a writer is refused like a device.
+///
+/// # Errors
+/// [`FormatError::Io`] if it cannot be opened, or is no regular file.
+pub(crate) fn open_regular(path: &Path) -> Result<File, FormatError> {
+    let without_waiting = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = File::options().read(true).custom_flags(without_waiting).open(path);
+    let file = opened.map_err(|cause| FormatError::io("open", path, cause))?;
+    let metadata = file.metadata().map_err(|cause| FormatError::io("look at", path, cause))?;
+    if metadata.is_file() {
+        return Ok(file);
+    }
+    Err(FormatError::io("read", path, std::io::Error::other("not a regular file")))
 }

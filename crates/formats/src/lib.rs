@@ -42,6 +42,7 @@ pub mod files;
 mod kept;
 mod open;
 pub mod output;
+mod paths;
 pub mod pickle;
 mod replicas;
 pub mod safetensors;

@@ -42,7 +42,7 @@ impl Names {
         let candidates = [
             (universal, Format::Universal),
             (zero, Format::Zero),
-            (self.has(".metadata"), Format::Dcp),
+            (self.has(dcp::METADATA), Format::Dcp),
             (self.any(".safetensors") || self.any(".safetensors.index.json"), Format::HuggingFace),
         ];
         candidates.into_iter().filter(|(is, _)| *is).map(|(_, format)| format).collect()
@@ -69,16 +69,33 @@ impl Checkpoint {
 fn format(path: &Path) -> Result<Format, FormatError> {
     let metadata = std::fs::metadata(path).map_err(|cause| FormatError::io("look at", path, cause))?;
     if !metadata.is_dir() {
-        let name = path.to_string_lossy();
-        let is_safetensors = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
-        let unknown = || FormatError::NotACheckpoint { path: path.to_owned() };
-        return is_safetensors.then_some(Format::HuggingFace).ok_or_else(unknown);
+        return format_of_file(path);
     }
     match Names::of(path)?.formats(path).as_slice() {
         [] => Err(FormatError::NotACheckpoint { path: path.to_owned() }),
-        [Format::HuggingFace] if shards::recognise(path)? => Ok(Format::Shards),
-        [Format::HuggingFace] if dcp::recognise(path)? => Ok(Format::Dcp),
+        [Format::HuggingFace] => format_of_tensors(path),
         [format] => Ok(*format),
         several => Err(FormatError::Ambiguous { path: path.to_owned(), found: several.to_vec() }),
     }
+}
+
+fn format_of_file(path: &Path) -> Result<Format, FormatError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if name.ends_with(".safetensors") {
+        return format_of_tensors(path);
+    }
+    if name.ends_with(".safetensors.index.json") {
+        return Ok(Format::HuggingFace);
+    }
+    let unknown = || FormatError::NotACheckpoint { path: path.to_owned() };
+    (name == dcp::METADATA).then_some(Format::Dcp).ok_or_else(unknown)
+}
+
+/// Files of one rank each are never read as whole tensors, also where one of them is named.
+fn format_of_tensors(path: &Path) -> Result<Format, FormatError> {
+    Ok(match () {
+        () if shards::recognise(path)? => Format::Shards,
+        () if dcp::recognise(path)? => Format::Dcp,
+        () => Format::HuggingFace,
+    })
 }

@@ -171,16 +171,12 @@ pub enum ParallelError {
         reason: &'static str,
     },
     /// More ranks than a topology may have.
-    #[error("tp={tp}, dp={dp}, copies={copies} make {world} ranks; at most {maximum}")]
+    #[error("{axes} make {world} ranks; at most {maximum}")]
     WorldTooLarge {
-        /// Tensor-parallel ranks.
-        tp: u32,
-        /// Data-parallel ranks.
-        dp: u32,
-        /// Copies.
-        copies: u32,
+        /// The axes, as `tp=4, dp=2`.
+        axes: String,
         /// Their product.
-        world: u64,
+        world: u128,
         /// The limit.
         maximum: u64,
     },
@@ -231,6 +227,42 @@ pub enum ParallelError {
         /// The first rank without a row.
         tp_rank: u32,
     },
+    /// An engine cannot cut what the model has so many of.
+    #[error("{engine} cannot cut {what} = {value} over tp={tp}: {reason}")]
+    EngineCut {
+        /// The engine.
+        engine: &'static str,
+        /// What is cut: a key of the configuration, or what follows from it.
+        what: &'static str,
+        /// How many there are.
+        value: u64,
+        /// Tensor-parallel ranks.
+        tp: u32,
+        /// What the engine asks for.
+        reason: String,
+    },
+    /// An engine has no tensor that would hold a parameter.
+    #[error("{engine} has no tensor for {parameter:?}: {reason}")]
+    EngineTensorMissing {
+        /// The engine.
+        engine: &'static str,
+        /// The parameter.
+        parameter: String,
+        /// What the engine does instead.
+        reason: &'static str,
+    },
+    /// Pipeline stages do not hold the layers of the model.
+    #[error("{engine} cannot place {layers} layers on stages {stages}: {reason}")]
+    EngineStages {
+        /// The engine.
+        engine: &'static str,
+        /// Decoder blocks of the model.
+        layers: u32,
+        /// The stages, as the topology gives them.
+        stages: String,
+        /// What is wrong with them.
+        reason: &'static str,
+    },
     /// An option is zero that counts something.
     #[error("option {option} must be at least 1")]
     OptionZero {
@@ -253,7 +285,10 @@ impl ParallelError {
             Self::ModelUnsupported { .. }
             | Self::ConfigUnsupported { .. }
             | Self::TopologyUnsupported { .. }
-            | Self::VocabularyTooSmall { .. } => Category::Unsupported,
+            | Self::VocabularyTooSmall { .. }
+            | Self::EngineCut { .. }
+            | Self::EngineTensorMissing { .. }
+            | Self::EngineStages { .. } => Category::Unsupported,
             Self::EngineUnknown { .. }
             | Self::TopologyPart { .. }
             | Self::KeyUnknown { .. }

@@ -1,8 +1,8 @@
 """Real engines that save, load and train on: what each of them holds and loses.
 
-    save(case, world, folder)    --> trains two steps, saves;   Run(states, losses of the two steps after)
-    resume(case, world, folder)  --> loads;                     Run(states at once, losses and states two steps later)
-    deepspeed_converts(a, b)     --> DeepSpeed's own converter, in a process of its own
+save(case, world, folder)    --> trains two steps, saves;   Run(states, losses of the two steps after)
+resume(case, world, folder)  --> loads;                     Run(states at once, losses and states two steps later)
+deepspeed_converts(a, b)     --> DeepSpeed's own converter, in a process of its own
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ def deepspeed_converts(source: Path, target: Path) -> None:
     """DeepSpeed's converter, from a tag's folder to one beside a `latest_universal`."""
     code = (
         "import argparse, deepspeed.checkpoint.ds_to_universal as converter\n"
-        "converter.main(argparse.Namespace(input_folder={0!r}, output_folder={1!r}, num_extract_workers=1,\n"
-        "    num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=True))\n"
-    ).format(str(source), str(target))
+        f"folders = dict(input_folder={str(source)!r}, output_folder={str(target)!r})\n"
+        "workers = dict(num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False)\n"
+        "converter.main(argparse.Namespace(**folders, **workers, strict=True, inject_missing_state=True))\n"
+    )
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import reshard_convert
+from program import chosen, reshard_convert
 from safetensors.torch import load_file
 from saved import SETTINGS, Truth, save
 
@@ -36,7 +36,24 @@ def compare(folder: Path, truth: Truth, what: str) -> None:
                 assert name not in found or torch.equal(bits(found[name]), bits(buffer)), name
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# The settings that no fixture of the Rust tests covers, and the nastiest that one does.
+USUALLY = [
+    "stage 0",
+    "stage 1 fp16",
+    "stage 1 frozen",
+    "stage 2 frozen, tied, buffers",
+    "stage 3 uneven",
+    "zero.Init",
+    "zero.Init over dp",
+    "round robin, aligned",
+    "bf16 optimizer",
+    "more ranks than heads",
+    "momentum, stage 3",
+    "no tensor parallelism",
+]
+
+
+@pytest.mark.parametrize("name", chosen(list(SETTINGS), USUALLY))
 def test_engines_of_every_option_are_read_right(name: str, tmp_path: Path) -> None:
     truth = save(name, tmp_path / "zero")
     several = ("--state", ",".join(truth.kept)) if len(truth.kept) > 1 else ("--state", "all")

@@ -268,6 +268,68 @@ fn bad_requests_are_refused_by_name() {
     assert!(error.contains("holds no checkpoint"), "{error}");
 }
 
+/// A dry run ends as the run would: what is in the way is said before hours of reading, and nothing is touched.
+#[test]
+fn dry_runs_are_refused_as_the_runs_are() {
+    let (source, scratch) = (fixture("aligned"), Scratch::new());
+    let hf = scratch.path("hf");
+    convert(&[&source, "--to", "hf", &hf]);
+    let file = scratch.path("file");
+    std::fs::write(&file, "").unwrap();
+    let inside = format!("{hf}/inside");
+    let orphan = scratch.path("no/parent");
+    let cases: [(&[&str], i32); 6] = [
+        (&[&hf, &hf, "--force"], 2),
+        (&[&source, &hf], 2),
+        (&[&hf, &inside], 2),
+        (&[&source, &file, "--force"], 6),
+        (&[&source, &orphan], 6),
+        (&[&source, &scratch.path("new"), "--memory", "1KiB"], 5),
+    ];
+    for (arguments, expected) in cases {
+        let run = failure(&[&["convert", "--to", "hf"], arguments].concat());
+        let dry = failure(&[&["convert", "--to", "hf", "--dry-run"], arguments].concat());
+        assert_eq!((run.0, &run), (expected, &dry), "{arguments:?}");
+    }
+    convert(&[&source, "--to", "universal", "--dry-run", "--force", &hf]);
+    assert_eq!(names(Path::new(&hf)), ["model.safetensors"]);
+    assert_eq!(scratch.names(), ["file", "hf"]);
+}
+
+/// A pipe that nobody writes is refused and not waited for, wherever a small file is expected.
+#[test]
+fn pipes_are_refused_at_once() {
+    let (source, scratch) = (fixture("aligned"), Scratch::new());
+    let pipe = |path: &str| {
+        let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+        assert!(made.success());
+        path.to_owned()
+    };
+    let hf = scratch.path("hf");
+    convert(&[&source, "--to", "hf", &hf]);
+    let index = pipe(&format!("{hf}/model.safetensors.index.json"));
+    let pointer = pipe(&scratch.path("latest"));
+    let config = pipe(&scratch.path("config"));
+    let shards = [
+        "convert",
+        &source,
+        "--to",
+        "shards",
+        "--layout",
+        "autotp:tp=2",
+        "--model",
+        &config,
+        &scratch.path("out"),
+    ];
+    let cases: [(&[&str], &str); 3] =
+        [(&["inspect", &hf], &index), (&["inspect", &scratch.path("")], &pointer), (&shards, &config)];
+    for (arguments, path) in cases {
+        let (code, error) = failure(arguments);
+        assert_eq!(code, 6, "{error}");
+        assert!(error.contains(path) && error.contains("not a regular file"), "{error}");
+    }
+}
+
 #[test]
 fn inspect_says_what_is_there_and_where() {
     let all = json_of(&["inspect", &fixture("frozen_tied_buffers")]);

@@ -37,6 +37,25 @@ fn moves_the_published_bytes() {
     }
 }
 
+/// Into vLLM's fused tensors: over four ranks every element goes once, but for the normalisations (308,224 elements),
+/// which are whole on each; over sixteen, each of eight key-value heads (36 layers of k and v) goes to two.
+#[test]
+fn an_engine_stands_where_a_topology_stands() {
+    const ALL: u64 = 2 * 8_190_735_360;
+    const NORMS: u64 = 2 * 308_224;
+    const KEY_VALUE: u64 = 2 * 36 * 2 * 1024 * 4096;
+    for (target, sent) in [
+        ("vllm:tp=4,first=8", ALL + 3 * NORMS),
+        ("sglang:tp=16,first=8", ALL + 15 * NORMS + KEY_VALUE),
+        ("megatron:tp=16,pp=2,first=8", ALL + 15 * NORMS),
+        ("hf:first=8", ALL),
+    ] {
+        let json = plan("autotp:tp=2,dp=4,zero=3", target, "balanced");
+        assert_eq!((&json["bytes"]["sent"], &json["bytes"]["local"]), (&sent.into(), &0.into()), "{target}");
+        assert_eq!((&json["parameters"], &json["unused"]), (&399.into(), &serde_json::json!([])), "{target}");
+    }
+}
+
 #[test]
 fn the_json_keys_are_stable_and_the_plan_does_not_depend_on_threads() {
     let model = config();

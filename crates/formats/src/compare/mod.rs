@@ -23,7 +23,8 @@ use reshard_plan::{Options, Plan, Policy};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::error::FormatError;
 use crate::kept::Kept;
-use crate::write::{Crew, Progress};
+use crate::replicas::compare_replicas;
+use crate::write::{Crew, Progress, Replicas};
 
 /// Checkpoints of this many bytes and more are compared by fingerprints.
 const FINGERPRINT_BYTES_MIN: u64 = 64 << 20;
@@ -37,13 +38,15 @@ pub struct CompareOptions {
     pub memory: Bytes,
     /// How many workers there are at most.
     pub threads: NonZeroUsize,
+    /// What is done about elements that several files of one side hold.
+    pub replicas: Replicas,
 }
 
 impl Default for CompareOptions {
-    /// Fingerprints for large files, 256 MiB, a worker a processor.
+    /// Fingerprints for large files, 256 MiB, a worker a processor, replicas compared.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self { exact: false, memory: Bytes(256 << 20), threads }
+        Self { exact: false, memory: Bytes(256 << 20), threads, replicas: Replicas::Compare }
     }
 }
 
@@ -193,10 +196,10 @@ pub fn comparable_bytes(first: &Checkpoint, second: &Checkpoint) -> Bytes {
 }
 
 /// Compares what both checkpoints keep of every parameter. A parameter is found by its name or an alias. Where
-/// several files of one side hold an element, the first is read.
+/// several files of one side hold an element, the first is read, and the others are what it is.
 ///
 /// # Errors
-/// Errors of planning and reading, and too little memory.
+/// [`FormatError::Replicas`] where they are not; errors of planning and reading, and too little memory.
 pub fn compare(
     first: &Checkpoint,
     second: &Checkpoint,
@@ -216,6 +219,12 @@ pub fn compare(
         let (mut commons, differences) = common(kept, sides);
         result.compared.push(kept.clone());
         result.parameters += commons.len();
+        if options.replicas == Replicas::Compare {
+            for side in sides {
+                let Side { checkpoint, part } = side;
+                result.bytes_read += compare_replicas(checkpoint, kept, part, &part.layout, crew)?;
+            }
+        }
         result.differences.extend(differences);
         if !result.is_exact {
             let (sums, bytes) = sums::differing(sides, &commons, crew, progress)?;

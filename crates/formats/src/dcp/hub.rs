@@ -45,15 +45,16 @@ struct Whole {
     shards: Vec<Shard>,
 }
 
-/// Whether a folder holds such files, by its first one. Whole tensors with an index are a folder of the hub like any
-/// other, also if torch wrote it.
-pub(crate) fn recognise(folder: &Path) -> Result<bool, FormatError> {
-    let names = tensor_files(folder).unwrap_or_default();
-    let Some(first) = names.first().filter(|name| name.to_string_lossy().starts_with(SHARD)) else {
+/// Whether a folder holds such files, by its first one, or a path is such a file. Whole tensors with an index are a
+/// folder of the hub like any other, also if torch wrote it.
+pub(crate) fn recognise(path: &Path) -> Result<bool, FormatError> {
+    let names = if path.is_dir() { tensor_files(path).unwrap_or_default() } else { Vec::new() };
+    let first = names.first().map_or_else(|| path.to_owned(), |name| path.join(name));
+    if !first.file_name().unwrap_or_default().to_string_lossy().starts_with(SHARD) {
         return Ok(false);
-    };
+    }
     let mut files = Files::default();
-    let file = files.add(&folder.join(first))?;
+    let file = files.add(&first)?;
     Ok(Header::read(&files, file)?.metadata.contains_key(PLACES))
 }
 

@@ -16,6 +16,7 @@ use reshard_layout::{DType, volume};
 
 use super::fault::DcpFault;
 use crate::error::FormatError;
+use crate::paths::stays_inside;
 use crate::pickle::{Node, Pickle, Value};
 use crate::safetensors::AXES_MAX;
 use crate::torch::{TorchFault, dtype_of_value};
@@ -158,7 +159,7 @@ fn stored<'a>(
         let by = first.as_str().unwrap_or("?").to_owned();
         return Err(DcpFault::Transformed { name: name.to_owned(), by });
     }
-    if !is_plain(place.file) {
+    if !stays_inside(place.file) {
         return Err(DcpFault::Climbs { file: place.file.to_owned() });
     }
     Ok(Chunk { offsets: key.1, sizes, place })
@@ -172,12 +173,6 @@ pub(super) fn is_inside(shape: &[u64], offsets: &[u64], sizes: &[u64]) -> bool {
     offsets.len() == shape.len()
         && sizes.len() == shape.len()
         && shape.iter().zip(offsets).zip(sizes).all(fits)
-}
-
-/// Whether a path stays below the folder that it is joined to.
-fn is_plain(path: &str) -> bool {
-    let is_part = |part: &str| !part.is_empty() && part != "." && part != "..";
-    path.split('/').all(is_part) && !path.contains('\0')
 }
 
 /// A `torch.Size` of few axes.

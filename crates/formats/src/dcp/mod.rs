@@ -27,6 +27,7 @@ use crate::checkpoint::{Checkpoint, Facts, Format};
 use crate::error::FormatError;
 use crate::files::{FileId, Files, Span};
 use crate::kept::Kept;
+use crate::paths::folder_of;
 use crate::pickle::{PICKLE_BYTES_MAX, Pickle};
 use crate::safetensors::{config_beside, tensor_files};
 use crate::torch::{Tensor, TorchFile, read_scalar};
@@ -34,7 +35,7 @@ use metadata::{Chunk, Item, Saved};
 use parts::{Parts, Placed};
 
 /// The name of the metadata; that of a rank that saved alone ends so.
-const METADATA: &str = ".metadata";
+pub(crate) const METADATA: &str = ".metadata";
 /// The tensor of an optimizer that counts its steps, one a parameter.
 const STEP: &str = "step";
 /// The text of the facts that lists what is no tensor.
@@ -42,8 +43,8 @@ const IGNORED: &str = "ignored";
 /// The text of the facts that says that parameters took different numbers of steps.
 const STEPS_DIFFER: &str = "steps differ";
 
-/// Opens a checkpoint: the folder, or its `.metadata`. Also a folder of safetensors files into which each rank of a
-/// job saved its shards with torch's writer for the Hugging Face hub.
+/// Opens a checkpoint: the folder, or a file in it. Also a folder of safetensors files into which each rank of a job
+/// saved its shards with torch's writer for the Hugging Face hub.
 ///
 /// Weights are what lies below `model`, or outside of any optimizer; what lies below `state` of an optimizer is kept
 /// by its name there. Master weights are none of those: torch keeps them as the weights, if at all.
@@ -53,9 +54,9 @@ const STEPS_DIFFER: &str = "steps differ";
 /// or overlaps; [`FormatError::Torch`] for a chunk that is no tensor, or of a type that is not supported;
 /// [`FormatError::Io`].
 pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
-    let metadata = if path.is_dir() { folder.join(METADATA) } else { path.to_owned() };
-    if path.is_dir() && !metadata.exists() {
+    let folder = if path.is_file() { folder_of(path) } else { path };
+    let metadata = folder.join(METADATA);
+    if folder.is_dir() && !metadata.exists() {
         return without_metadata(folder);
     }
     let mut files = Files::default();

@@ -7,7 +7,7 @@
 //! ```
 
 use std::io::Read;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use indexmap::{IndexMap, IndexSet};
 use reshard_layout::Bytes;
@@ -17,6 +17,8 @@ use serde_json::Value;
 use super::fault::SafetensorsFault;
 use super::json::Entries;
 use crate::error::FormatError;
+use crate::files::open_regular;
+use crate::paths::stays_inside;
 
 /// Bytes of an index or a config that are read. The index of a public model of 139,583 tensors has 16 MB.
 pub const TEXT_BYTES_MAX: u64 = 100_000_000;
@@ -88,18 +90,11 @@ impl Index {
     }
 }
 
-/// Whether a path is relative and goes down only.
-fn stays_inside(path: &str) -> bool {
-    let path = Path::new(path);
-    path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
-}
-
 /// The bytes of a small text file.
-pub(super) fn read_text(path: &Path) -> Result<Vec<u8>, FormatError> {
+pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, FormatError> {
     let failed = |cause| FormatError::io("read", path, cause);
-    let file = std::fs::File::open(path).map_err(failed)?;
     let mut text = Vec::new();
-    file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    open_regular(path)?.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
     if text.len() as u64 > TEXT_BYTES_MAX {
         let (length, limit) = (Bytes(text.len() as u64), Bytes(TEXT_BYTES_MAX));
         let fault = SafetensorsFault::TextTooLong { length, limit };

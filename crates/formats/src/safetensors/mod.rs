@@ -25,6 +25,7 @@ pub use stored::StoredType;
 pub use write::{TensorSpec, folder};
 
 pub(crate) use fault::shown;
+pub(crate) use index::read_text;
 pub(crate) use look::tensor_files;
 pub(crate) use open::{config_beside, tied};
 pub(crate) use write::file;

@@ -11,6 +11,7 @@ use crate::checkpoint::{Checkpoint, Facts, Format, Part};
 use crate::error::FormatError;
 use crate::files::Files;
 use crate::kept::Kept;
+use crate::paths::folder_of;
 use crate::safetensors::{Header, config_beside, tensor_files, tied};
 
 /// The key of [`Facts::metadata`] under which the topology stands.
@@ -23,7 +24,7 @@ pub const TOPOLOGY: &str = "topology";
 /// [`FormatError::Shards`] naming file and reason, also where ranks are absent; [`FormatError::Safetensors`] for
 /// files that are none; [`FormatError::Layout`] where the ranks together leave a hole or share bytes.
 pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
-    let folder = if path.is_file() { path.parent().unwrap_or(Path::new("")) } else { path };
+    let folder = if path.is_file() { folder_of(path) } else { path };
     let names = tensor_files(folder)?;
     if names.len() > WORLD_MAX as usize {
         let fault = ShardsFault::WorldTooLarge { world: names.len(), limit: WORLD_MAX };

@@ -7,6 +7,8 @@
 //!
 //! Reader and writer both come through here, so that what is written is checked like what is read.
 
+use std::collections::HashSet;
+
 use indexmap::IndexMap;
 use indexmap::map::Entry as Slot;
 use reshard_layout::{Bytes, DType, Elements, LayoutBuilder, ParameterId, Rank};
@@ -50,8 +52,8 @@ impl Ranks {
             self.place(file, tensor, entry)?;
         }
         if entries.len() > file.tensors.len() {
-            let held = |name: &String| file.tensors.iter().any(|tensor| tensor.name == *name);
-            if let Some(parameter) = entries.keys().find(|name| !held(name)).cloned() {
+            let held: HashSet<&str> = file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+            if let Some(parameter) = entries.keys().find(|name| !held.contains(name.as_str())).cloned() {
                 return Err(ShardsFault::NoTensor { parameter });
             }
         }

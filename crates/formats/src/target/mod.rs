@@ -8,6 +8,7 @@
 
 mod tensors;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
@@ -150,7 +151,8 @@ fn ranks(
 ) -> Result<Vec<Vec<ShardSpec>>, FormatError> {
     let known: IndexMap<&str, usize> =
         engine.parameters().iter().enumerate().map(|(at, parameter)| (parameter.name.as_str(), at)).collect();
-    let missing = engine.parameters().iter().find(|wanted| !tensors.iter().any(|at| at.name == wanted.name));
+    let held: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let missing = engine.parameters().iter().find(|wanted| !held.contains(wanted.name.as_str()));
     if let Some(parameter) = missing {
         let (path, parameter) = (source.root.clone(), parameter.name.clone());
         return Err(FormatError::ParameterMissing { path, parameter });
@@ -185,7 +187,8 @@ fn engine(config: Option<&Path>, topology: &Topology, to: &'static str) -> Resul
     };
     check_topology(topology, to)?;
     let config = config.ok_or_else(|| FormatError::ConfigMissing { topology: topology.to_string() })?;
-    let text = std::fs::read_to_string(config).map_err(|cause| FormatError::io("read", config, cause))?;
+    let text = String::from_utf8(safetensors::read_text(config)?)
+        .map_err(|cause| FormatError::io("read", config, std::io::Error::other(cause.utf8_error())))?;
     Ok(DeepSpeed::new(&ModelConfig::from_json(&text)?, topology, ZeroOptions::default())?)
 }
 

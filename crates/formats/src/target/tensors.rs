@@ -6,7 +6,9 @@
 //!                                                                              f16        w f16,  step i64
 //! ```
 
-use reshard_layout::{DType, Shard};
+use std::collections::HashMap;
+
+use reshard_layout::{DType, ParameterId, Shard};
 
 use super::{Selection, Tied};
 use crate::checkpoint::{Checkpoint, Part};
@@ -60,6 +62,10 @@ pub(super) fn selected(
     selection: &Selection,
 ) -> Result<Vec<Selected>, FormatError> {
     let part = part(source, kept)?;
+    let mut second_names: HashMap<ParameterId, Vec<&str>> = HashMap::new();
+    for (name, of) in part.layout.aliases().filter(|_| selection.tied == Tied::Duplicate) {
+        second_names.entry(of).or_default().push(name);
+    }
     let mut tensors = Vec::new();
     for (id, parameter) in part.layout.parameters() {
         let packed = source.facts.packed.get(&parameter.name).cloned();
@@ -67,8 +73,7 @@ pub(super) fn selected(
         if let Some(wanted) = selection.dtype.filter(|_| FLOATS.contains(&dtype) && packed.is_none()) {
             dtype = wanted;
         }
-        let second_names = part.layout.aliases().filter(|(_, of)| *of == id).map(|(name, _)| name);
-        let second_names = second_names.filter(|_| selection.tied == Tied::Duplicate);
+        let second_names = second_names.remove(&id).unwrap_or_default();
         for name in std::iter::once(parameter.name.as_str()).chain(second_names) {
             let (name, shape) = (name.to_owned(), parameter.shape.to_vec());
             tensors.push(Selected { name, shape, dtype, packed: packed.clone() });

@@ -17,6 +17,7 @@ use reshard_layout::Bytes;
 use super::fault::TorchFault;
 use crate::error::FormatError;
 use crate::files::{Files, Span};
+use crate::paths::stays_inside;
 
 /// Entries that an archive may have.
 pub(super) const ENTRIES_MAX: u64 = 1 << 20;
@@ -100,7 +101,7 @@ fn check(
     let raw = record.file_path();
     let name = String::from_utf8_lossy(raw.as_bytes()).into_owned();
     let wrong = |what: &'static str| TorchFault::Entry { name: name.clone(), what };
-    if name.as_bytes() != raw.as_bytes() || !is_plain(&name) {
+    if name.as_bytes() != raw.as_bytes() || !stays_inside(&name) || name.contains('\\') {
         return Err(wrong("has a name that is no plain path"));
     }
     let length = record.compressed_size_hint();
@@ -138,12 +139,6 @@ fn packed(record: &ZipFileHeaderRecord<'_>) -> Option<&'static str> {
         return Some("encrypted");
     }
     (record.compression_method() != CompressionMethod::STORE).then_some("compressed")
-}
-
-/// Whether a name is a path that stays where it is.
-fn is_plain(name: &str) -> bool {
-    let is_part = |part: &str| !part.is_empty() && part != "." && part != "..";
-    name.split('/').all(is_part) && !name.contains(['\\', '\0'])
 }
 
 /// Checks that no two entries share bytes or a name.

@@ -20,6 +20,7 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use super::fault::WriteFault;
 use super::system;
 use crate::error::FormatError;
+use crate::paths::folder_of;
 
 /// A folder that is written beside its place, and put there when it is complete. Dropped before that, it leaves
 /// nothing.
@@ -53,6 +54,18 @@ impl OutputFolder {
             folder.probe_exchange()?;
         }
         Ok(folder)
+    }
+
+    /// Says whether [`create`](Self::create) would find what it needs, and makes nothing. Returns where the output
+    /// would lie.
+    ///
+    /// # Errors
+    /// [`WriteFault::Exists`] without `force`; [`WriteFault::NotAFolder`], [`WriteFault::MountPoint`];
+    /// [`FormatError::Io`].
+    pub(crate) fn check(target: &Path, force: bool) -> Result<PathBuf, FormatError> {
+        let (parent, name) = place_of(target)?;
+        is_replaced(&parent.join(name), &parent, force)?;
+        Ok(parent)
     }
 
     /// Where to write. Any process may write here until [`commit`](Self::commit).
@@ -131,10 +144,7 @@ fn fault(target: &Path, fault: WriteFault) -> FormatError {
 /// The parent of a path, which must be there, and its name in it.
 fn place_of(target: &Path) -> Result<(PathBuf, OsString), FormatError> {
     let name = target.file_name().ok_or_else(|| fault(target, WriteFault::NoName))?;
-    let parent = match target.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let parent = folder_of(target);
     let parent = fs::canonicalize(parent).map_err(|cause| FormatError::io("open", parent, cause))?;
     Ok((parent, name.to_owned()))
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use reshard_layout::{Bytes, StorageId};
 
@@ -14,6 +14,7 @@ use super::fault::WriteFault;
 use crate::checkpoint::Part;
 use crate::error::FormatError;
 use crate::output::{Known, TargetFile};
+use crate::paths::stays_inside;
 
 /// The bytes of a stretch, wherever they come from.
 pub(crate) trait Content: Sync {
@@ -60,10 +61,7 @@ pub(crate) fn check_paths<'a>(
     let fault = |fault| Err(FormatError::Write { path: folder.to_owned(), fault });
     let mut seen = HashSet::new();
     for path in paths.clone() {
-        let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
-        // `a/.` and `a//b` have plain components and other bytes.
-        let is_spelled = path.components().collect::<std::path::PathBuf>().as_os_str() == path.as_os_str();
-        if !is_plain || !is_spelled || path.as_os_str().is_empty() {
+        if !stays_inside(path) {
             return fault(WriteFault::PathClimbs { file: path.to_owned() });
         }
         if !seen.insert(path) {

@@ -6,6 +6,7 @@ use reshard_layout::Bytes;
 
 use super::fault::WriteFault;
 use crate::error::FormatError;
+use crate::paths::folder_of;
 
 /// Magic numbers of file systems, as `statfs(2)` lists them.
 const FILE_SYSTEMS: [(i64, &str); 13] = [
@@ -67,8 +68,7 @@ fn resolved(path: &Path) -> PathBuf {
     if let Ok(found) = std::fs::canonicalize(path) {
         return found;
     }
-    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    match (std::fs::canonicalize(parent), path.file_name()) {
+    match (std::fs::canonicalize(folder_of(path)), path.file_name()) {
         (Ok(parent), Some(name)) => parent.join(name),
         _ => path.to_owned(),
     }

@@ -85,7 +85,10 @@ impl Crew {
         let threads = self.threads.min(count);
         std::thread::scope(|scope| {
             for _ in 1..threads {
-                scope.spawn(run);
+                // Where the system gives no more threads, those that there are do all.
+                if std::thread::Builder::new().spawn_scoped(scope, run).is_err() {
+                    break;
+                }
             }
             run();
         });

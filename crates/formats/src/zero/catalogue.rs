@@ -6,16 +6,18 @@
 //! ```
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use indexmap::{IndexMap, IndexSet};
-use reshard_layout::{DType, LayoutError, volume};
+use reshard_layout::{DType, Elements, LayoutError, volume};
 
 use super::fault::ZeroFault;
 use super::join::{Joined, join};
 use super::model_states::ModelStates;
 use super::universal_info::UniversalInfo;
 use crate::error::FormatError;
-use crate::files::Files;
+use crate::files::{Files, Span};
+use crate::torch::Tensor;
 
 /// What a tensor of the model is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +93,8 @@ pub(super) fn catalogue(
             continue;
         }
         if shapes.len() < models.len() {
-            let has = |model: &&ModelStates| !model.module.contains_key(name);
-            let rank = models.iter().position(|model| has(&model)).unwrap_or_default();
+            let lacks = |model: &ModelStates| !model.module.contains_key(name);
+            let rank = models.iter().position(lacks).unwrap_or_default();
             return Err(ZeroFault::NotEverywhere { parameter: name.to_owned(), rank }.at(path));
         }
         let joined = joined(name, &shapes, role, info, path)?;
@@ -157,21 +159,25 @@ pub(super) fn aliases(model: &ModelStates, sliced: bool) -> Vec<(String, String)
     if sliced {
         return aliases_of_placeholders(model);
     }
-    let mut views = HashMap::new();
+    let trained = trained_shapes(model);
+    // What has a record of its own is a first name, wherever it stands in the module.
+    let is_first = |name: &str| trained.contains_key(name) || model.frozen.contains_key(name);
+    let held = model.module.iter().filter(|(_, tensor)| volume(&tensor.shape) != Some(0));
+    let (firsts, others): (Vec<_>, Vec<_>) = held.partition(|(name, _)| is_first(name));
+    let mut views: HashMap<_, _> = firsts.into_iter().map(|(name, tensor)| (view(tensor), name)).collect();
     let mut aliases = Vec::new();
-    for (name, tensor) in &model.module {
-        if volume(&tensor.shape) == Some(0) {
-            continue;
-        }
-        let view = (tensor.storage, tensor.offset, &tensor.shape, &tensor.strides);
-        match views.get(&view) {
-            Some(first) => aliases.push((name.clone(), (*first as &String).clone())),
-            None => {
-                views.insert(view, name);
-            }
+    for (name, tensor) in others {
+        match views.entry(view(tensor)) {
+            Entry::Occupied(first) => aliases.push((name.clone(), (*first.get()).clone())),
+            Entry::Vacant(place) => drop(place.insert(name)),
         }
     }
     aliases
+}
+
+/// The elements of a storage that a tensor is.
+fn view(tensor: &Tensor) -> (Span, Elements, &[u64], &[u64]) {
+    (tensor.storage, tensor.offset, &tensor.shape, &tensor.strides)
 }
 
 /// At stage 3 the record names tied parameters, but not the parameters of a module that has two names: DeepSpeed walks

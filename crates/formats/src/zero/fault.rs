@@ -126,8 +126,8 @@ pub enum ZeroFault {
     },
     /// The record of where fragments lie is not where they lie.
     #[error(
-        "param_slice_mappings of group {group} says that {parameter} is at {recorded:?} (start, length), \
-         its place by param_shapes is {computed:?}"
+        "param_slice_mappings of group {group} says that {parameter} is {}, by param_shapes it is {}",
+        place(.recorded), place(.computed)
     )]
     Mapping {
         /// The group.
@@ -308,4 +308,9 @@ impl ZeroFault {
     pub(super) fn at(self, path: &Path) -> FormatError {
         FormatError::Zero { path: path.to_owned(), fault: self }
     }
+}
+
+/// Where a fragment lies.
+fn place(fragment: &Option<(u64, u64)>) -> String {
+    fragment.map_or("nowhere".to_owned(), |(start, length)| format!("at {start}, {length} elements long"))
 }

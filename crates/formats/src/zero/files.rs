@@ -10,10 +10,12 @@
 //! they are numbers. Source: DeepSpeed 0.19.8 `runtime/engine.py`, `checkpoint/constants.py`.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use super::fault::ZeroFault;
 use crate::error::FormatError;
+use crate::files::open_regular;
 
 /// The file that names the newest checkpoint of a folder.
 pub const LATEST: &str = "latest";
@@ -197,7 +199,8 @@ pub(crate) fn named_folder(path: &Path, pointer: &str) -> Result<PathBuf, Format
     if metadata.len() > LATEST_BYTES_MAX {
         return Err(ZeroFault::LatestTooLong { found: metadata.len(), limit: LATEST_BYTES_MAX }.at(&pointer));
     }
-    let text = std::fs::read_to_string(&pointer).map_err(|cause| FormatError::io("read", &pointer, cause))?;
+    let text = std::io::read_to_string(open_regular(&pointer)?.take(LATEST_BYTES_MAX))
+        .map_err(|cause| FormatError::io("read", &pointer, cause))?;
     let tag = text.trim();
     let climbs = Path::new(tag).components().any(|part| !matches!(part, Component::Normal(_)));
     if tag.is_empty() || tag.contains('\0') || climbs {

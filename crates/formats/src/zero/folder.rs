@@ -22,6 +22,9 @@ use super::sharing::{FrozenSlices, RankStates, Sharing};
 use crate::error::FormatError;
 use crate::files::{FileId, Files};
 
+/// The highest stage whose model files stand for all data-parallel ranks.
+const STAGE_OF_PLAIN_NAMES_MAX: u64 = 2;
+
 /// A ZeRO checkpoint.
 #[derive(Debug)]
 pub struct Folder {
@@ -193,6 +196,12 @@ impl Reading<'_> {
             return Err(ZeroFault::Missing { key }.at(self.path));
         }
         let asked = models[0].stage.unwrap_or(0);
+        if optimizer.is_empty() && asked > STAGE_OF_PLAIN_NAMES_MAX {
+            let key = "ds_config.zero_optimization.stage".to_owned();
+            let (expected, because) = (STAGE_OF_PLAIN_NAMES_MAX, "at most, as the names of the files say");
+            let fault = ZeroFault::Disagrees { key, expected, found: asked, because };
+            return Err(fault.at(self.files.path(models[0].file)));
+        }
         let mut stage = None;
         for states in optimizer.values() {
             // The bf16 optimizer does not say.

@@ -113,14 +113,7 @@ fn by_parts(name: &str, shapes: &[Vec<u64>], parts: &Parts) -> Result<Joined, Ze
         return Err(shard_fault(name, rank, shapes, expected));
     }
     if let Some(widths) = &parts.widths {
-        if let Some(odd) = widths.iter().find(|part| part.len() != ranks) {
-            return Err(ZeroFault::Disagrees {
-                key: format!("sub_param_shard_widths of {name}"),
-                expected: ranks as u64,
-                found: odd.len() as u64,
-                because: "one width a tensor-parallel rank",
-            });
-        }
+        check_widths(name, &parts.extents, widths, ranks as u64)?;
         return by_widths(name, shapes, parts.axis, widths);
     }
     let total: u64 = shapes.iter().map(|shape| shape[parts.axis]).sum();
@@ -140,6 +133,25 @@ fn by_parts(name: &str, shapes: &[Vec<u64>], parts: &Parts) -> Result<Joined, Ze
     }
     let widths: Vec<_> = extents.iter().map(|extent| vec![extent / ranks as u64; ranks]).collect();
     by_widths(name, shapes, parts.axis, &widths)
+}
+
+/// As many parts as the parameter has, each as wide on all ranks together as it is, with a width a rank.
+fn check_widths(name: &str, extents: &PartExtents, widths: &[Vec<u64>], ranks: u64) -> Result<(), ZeroFault> {
+    let check = |expected: u64, found: u64, because: &'static str| {
+        let key = format!("sub_param_shard_widths of {name}");
+        if found == expected { Ok(()) } else { Err(ZeroFault::Disagrees { key, expected, found, because }) }
+    };
+    widths.iter().try_for_each(|part| check(ranks, part.len() as u64, "one width a tensor-parallel rank"))?;
+    let extents = match extents {
+        PartExtents::Equal(count) => return check(*count, widths.len() as u64, "a list of widths a part"),
+        PartExtents::Each(extents) => extents,
+    };
+    check(extents.len() as u64, widths.len() as u64, "a list of widths a part")?;
+    for (extent, part) in extents.iter().zip(widths) {
+        let sum = part.iter().fold(0u64, |sum, width| sum.saturating_add(*width));
+        check(*extent, sum, "the widths of a part add up to its extent")?;
+    }
+    Ok(())
 }
 
 /// Parts along `axis`, each cut over the ranks on its own: `widths[part][rank]`.

@@ -20,6 +20,7 @@ use super::sharing::RankStates;
 use crate::checkpoint::{Checkpoint, Facts, Format, Part};
 use crate::error::FormatError;
 use crate::kept::Kept;
+use crate::safetensors::config_beside;
 use crate::torch::Tensor;
 
 /// States that have one element for each of a parameter, so that another length is damage.
@@ -133,7 +134,6 @@ impl Folder {
         if !steps.is_empty() {
             metadata.insert("optimizer steps by group".to_owned(), steps.join(", "));
         }
-        let beside = self.path.join("config.json");
         Facts {
             stage: u32::try_from(self.stage).ok(),
             tp: Some(self.tensor_ranks),
@@ -142,7 +142,7 @@ impl Folder {
             frozen: of_role(Role::Frozen),
             buffers: of_role(Role::Buffer),
             model_dtypes: self.catalogue.tensors.iter().filter_map(dtype).collect(),
-            config: beside.is_file().then_some(beside),
+            config: config_beside(&self.path),
             metadata,
             packed: IndexMap::new(),
             notes: self.notes(),

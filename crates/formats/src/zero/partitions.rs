@@ -8,6 +8,7 @@
 //!
 //! The order is that of `param_shapes`; what a file records of it besides is compared and not trusted.
 
+use std::collections::HashSet;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
@@ -137,7 +138,6 @@ fn difference(
     fragments: &[Fragment],
     recorded: &IndexMap<String, FragmentAddress>,
 ) -> Option<Difference> {
-    let mut left = recorded.len();
     for fragment in fragments {
         let name = name_of(shapes, fragment);
         let computed = Some((fragment.offset.0, fragment.length.0));
@@ -145,10 +145,9 @@ fn difference(
         if found != computed {
             return Some((name.to_owned(), found, computed));
         }
-        left -= 1;
     }
-    let known = |name: &String| fragments.iter().any(|fragment| name_of(shapes, fragment) == name);
-    let (name, address) = recorded.iter().filter(|_| left > 0).find(|(name, _)| !known(name))?;
+    let known: HashSet<&str> = fragments.iter().map(|fragment| name_of(shapes, fragment)).collect();
+    let (name, address) = recorded.iter().find(|(name, _)| !known.contains(name.as_str()))?;
     Some((name.clone(), Some((address.start, address.length)), None))
 }
 

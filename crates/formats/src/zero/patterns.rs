@@ -32,7 +32,8 @@ impl<T> Patterns<T> {
     pub(super) fn new(key: &'static str, entries: Vec<(String, T)>) -> Result<Self, ZeroFault> {
         let mut patterns = Self { key, entries: Vec::new(), names: HashMap::new(), expressions: Vec::new() };
         for (at, (pattern, _)) in entries.iter().enumerate() {
-            if let Some(name) = one_name(pattern) {
+            // A name that is given again is tried like an expression, so that both are found.
+            if let Some(name) = one_name(pattern).filter(|name| !patterns.names.contains_key(name)) {
                 patterns.names.insert(name, at);
                 continue;
             }
@@ -109,6 +110,8 @@ mod tests {
         assert_eq!(found("heads"), None);
         let two = patterns(&["a.*", ".*b"]).find("ab").unwrap_err();
         assert!(matches!(two, ZeroFault::TwoPatterns { .. }), "{two}");
+        let twice = patterns(&["^a$", "^a$"]).find("a").unwrap_err();
+        assert!(matches!(twice, ZeroFault::TwoPatterns { .. }), "{twice}");
     }
 
     #[test]

@@ -145,6 +145,15 @@ fn every_kind_is_recognised_from_its_folder() {
         let checkpoint = Checkpoint::open(&own(&format!("dcp/{case}"))).unwrap();
         assert_eq!(checkpoint.format, Format::Dcp, "{case}");
     }
+    for file in ["uneven/.metadata", "hub/shard-00002-model-00001-of-00001.safetensors"] {
+        let path = own(&format!("dcp/{file}"));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert_eq!(
+            (checkpoint.format, Some(checkpoint.root.as_path())),
+            (Format::Dcp, path.parent()),
+            "{file}"
+        );
+    }
 }
 
 /// A copy of a checkpoint without some of its files.

@@ -8,9 +8,11 @@
 //!                                                            rank  4  6  5  7
 //! ```
 //!
-//! A *slot* is a position in the topology: `tp` runs fastest, then `dp`, then `copies`. `first` numbers the ranks
-//! from another one than 0; `order` names the rank of each slot.
+//! A *slot* is a position in the topology: `tp` runs fastest, then `dp`, then `copies` (engines with pipeline stages
+//! say where `pp` stands). `first` numbers the ranks from another one than 0; `order` names the rank of each slot.
 
+mod engine;
+mod numbering;
 mod parse;
 
 use std::fmt;
@@ -19,8 +21,11 @@ use std::str::FromStr;
 
 use reshard_layout::Rank;
 
+use self::numbering::Numbering;
 use crate::error::ParallelError;
 use crate::zero::{Init, Stage};
+
+pub use engine::{EngineKind, EnginePlace, EngineTopology};
 
 /// The most ranks of a topology, and the largest value of any of its numbers.
 const WORLD_MAX: u32 = 1 << 20;
@@ -52,6 +57,8 @@ pub struct Place {
 pub enum Topology {
     /// DeepSpeed: AutoTP and ZeRO.
     AutoTp(AutoTp),
+    /// An engine that stores each parameter in a tensor of its own, whole or fused with others.
+    Engine(EngineTopology),
 }
 
 impl Topology {
@@ -69,6 +76,7 @@ impl Topology {
     pub fn world(&self) -> u32 {
         match self {
             Self::AutoTp(topology) => topology.world(),
+            Self::Engine(topology) => topology.world(),
         }
     }
 
@@ -77,6 +85,7 @@ impl Topology {
     pub fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::AutoTp(topology) => topology.ranks(),
+            Self::Engine(topology) => topology.ranks(),
         }
     }
 }
@@ -92,6 +101,7 @@ impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AutoTp(topology) => topology.fmt(f),
+            Self::Engine(topology) => topology.fmt(f),
         }
     }
 }
@@ -107,8 +117,7 @@ pub struct AutoTp {
     copies: NonZeroU32,
     stage: Stage,
     init: Option<Init>,
-    first: Rank,
-    order: Option<Vec<Rank>>,
+    numbering: Numbering,
 }
 
 impl AutoTp {
@@ -166,10 +175,7 @@ impl AutoTp {
     #[must_use]
     pub fn rank(&self, slot: Slot) -> Rank {
         assert!(slot.0 < self.world(), "slot {slot} of a topology of {} ranks", self.world());
-        match &self.order {
-            Some(order) => order[slot.0 as usize],
-            None => Rank(self.first.0 + slot.0),
-        }
+        self.numbering.rank(slot)
     }
 
     /// Where a slot stands.
@@ -202,13 +208,7 @@ impl AutoTp {
                 supported: "copies without init=zero".to_owned(),
             });
         }
-        let (tp, dp, copies) = (self.tp.get(), self.dp.get(), self.copies.get());
-        // Each is at most 2^20, so the product fits in 64 bits.
-        let (world, maximum) = (u64::from(tp) * u64::from(dp) * u64::from(copies), u64::from(WORLD_MAX));
-        if world > maximum {
-            return Err(ParallelError::WorldTooLarge { tp, dp, copies, world, maximum });
-        }
-        Ok(())
+        check_world(&[("tp", self.tp), ("dp", self.dp), ("copies", self.copies)])
     }
 }
 
@@ -216,13 +216,9 @@ impl AutoTp {
 impl fmt::Display for AutoTp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "autotp:tp={}", self.tp)?;
-        let numbers = [
-            ("dp", self.dp.get(), 1),
-            ("copies", self.copies.get(), 1),
-            ("zero", self.stage.number(), 0),
-            ("first", self.first.0, 0),
-        ];
-        for (key, value, absent) in numbers {
+        for (key, value, absent) in
+            [("dp", self.dp.get(), 1), ("copies", self.copies.get(), 1), ("zero", self.stage.number(), 0)]
+        {
             if value != absent {
                 write!(f, ",{key}={value}")?;
             }
@@ -230,9 +226,18 @@ impl fmt::Display for AutoTp {
         if let Some(init) = self.init {
             write!(f, ",init={}", parse::word(parse::INITS, init))?;
         }
-        for (index, rank) in self.order.iter().flatten().enumerate() {
-            write!(f, "{}{rank}", if index == 0 { ",order=" } else { "." })?;
-        }
-        Ok(())
+        self.numbering.fmt(f)
     }
+}
+
+/// Refuses a product of axes that is more than a topology may have.
+fn check_world(axes: &[(&str, NonZeroU32)]) -> Result<(), ParallelError> {
+    // Each of at most four axes is at most 2^20 long, so the product fits in 128 bits.
+    let maximum = u64::from(WORLD_MAX);
+    let world: u128 = axes.iter().map(|(_, size)| u128::from(size.get())).product();
+    if world <= u128::from(maximum) {
+        return Ok(());
+    }
+    let axes = axes.iter().map(|(key, size)| format!("{key}={size}")).collect::<Vec<_>>().join(", ");
+    Err(ParallelError::WorldTooLarge { axes, world, maximum })
 }

@@ -4,20 +4,46 @@
 //! topology = engine [ ":" part { "," part } ]        autotp:tp=2,dp=4,zero=3,init=zero
 //! part     = key "=" value                           autotp:tp=4,copies=2
 //! order    = rank { "." rank }                       autotp:tp=2,first=8,order=9.8
+//! layers   = number { "." number }                   megatron:tp=8,pp=2,layers=38.42
 //! ```
 
 use std::num::NonZeroU32;
 
 use reshard_layout::Rank;
 
+use super::engine::{EngineKind, EngineTopology, PAD};
+use super::numbering::Numbering;
 use super::{AutoTp, Topology, WORLD_MAX};
 use crate::error::ParallelError;
 use crate::zero::{Init, Stage};
 
-const ENGINES: &str = "autotp";
-const ENGINES_LATER: [&str; 4] = ["fsdp", "megatron", "vllm", "sglang"];
-const KEYS: &str = "tp, dp, copies, zero, init, first, order";
-const KEYS_LATER: [&str; 3] = ["pp", "ep", "etp"];
+const ENGINES: &str = "autotp, vllm, sglang, megatron, hf";
+const ENGINES_LATER: [&str; 1] = ["fsdp"];
+
+/// The keys of one engine.
+#[derive(Clone, Copy)]
+struct Grammar {
+    engine: &'static str,
+    keys: &'static str,
+    /// Keys that mean something to the engine, but that no layout can be derived for.
+    later: &'static [&'static str],
+}
+
+const AUTO_TP: Grammar = Grammar {
+    engine: "autotp",
+    keys: "tp, dp, copies, zero, init, first, order",
+    later: &["pp", "ep", "etp"],
+};
+
+fn grammar(kind: EngineKind) -> Grammar {
+    let (keys, later): (_, &[&str]) = match kind {
+        EngineKind::Vllm => ("tp, pp, dp, copies, layers, first, order", &["ep"]),
+        EngineKind::Sglang => ("tp, copies, first, order", &["pp", "dp", "ep"]),
+        EngineKind::Megatron => ("tp, pp, vp, dp, copies, layers, pad, first, order", &["cp", "ep", "etp"]),
+        EngineKind::Hf => ("copies, first, order", &[]),
+    };
+    Grammar { engine: kind.name(), keys, later }
+}
 
 const STAGES: &[(&str, Stage)] =
     &[("0", Stage::Zero), ("1", Stage::One), ("2", Stage::Two), ("3", Stage::Three)];
@@ -33,47 +59,61 @@ pub(super) fn topology(text: &str) -> Result<Topology, ParallelError> {
         Some((engine, rest)) => (engine, Some(rest)),
         None => (text, None),
     };
-    match engine {
-        "autotp" => auto_tp(text, rest).map(Topology::AutoTp),
-        _ if ENGINES_LATER.contains(&engine) => Err(unsupported(format!("engine {engine:?}"), ENGINES)),
-        _ => Err(ParallelError::EngineUnknown {
-            engine: engine.to_owned(),
-            text: text.to_owned(),
-            known: ENGINES.to_owned(),
-        }),
+    if engine == AUTO_TP.engine {
+        return auto_tp(&Keys::read(text, rest, AUTO_TP)?).map(Topology::AutoTp);
     }
+    if let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == engine) {
+        return engine_topology(kind, &Keys::read(text, rest, grammar(kind))?).map(Topology::Engine);
+    }
+    if ENGINES_LATER.contains(&engine) {
+        return Err(unsupported(format!("engine {engine:?}"), ENGINES));
+    }
+    Err(ParallelError::EngineUnknown {
+        engine: engine.to_owned(),
+        text: text.to_owned(),
+        known: ENGINES.to_owned(),
+    })
 }
 
-fn auto_tp(text: &str, rest: Option<&str>) -> Result<AutoTp, ParallelError> {
-    let mut keys = Keys { text, given: Vec::new() };
-    for part in rest.into_iter().flat_map(|rest| rest.split(',')) {
-        keys.add(part)?;
-    }
+fn auto_tp(keys: &Keys<'_>) -> Result<AutoTp, ParallelError> {
     let mut topology = AutoTp {
         tp: keys.count("tp")?,
         dp: keys.count("dp")?,
         copies: keys.count("copies")?,
         stage: keys.word("zero", STAGES)?.unwrap_or_default(),
         init: keys.word("init", INITS)?,
-        first: Rank(keys.number("first", 0)?.unwrap_or(0)),
-        order: None,
+        numbering: keys.numbering()?,
     };
     topology.check()?;
-    if let Some(value) = keys.get("order") {
-        topology.order = Some(order(&topology, value)?);
-    }
+    topology.numbering.order = keys.order(topology.world())?;
     Ok(topology)
 }
 
-/// Invariant 4 of [`AutoTp`].
-fn order(topology: &AutoTp, value: &str) -> Result<Vec<Rank>, ParallelError> {
-    let numbers = value.split('.').map(|text| whole_number("order", text, 0, u32::MAX));
-    let listed = numbers.collect::<Result<Vec<u32>, _>>()?;
-    let (found, expected) = (listed.len() as u64, u64::from(topology.world()));
+fn engine_topology(kind: EngineKind, keys: &Keys<'_>) -> Result<EngineTopology, ParallelError> {
+    let mut topology = EngineTopology {
+        kind,
+        tp: keys.count("tp")?,
+        pp: keys.count("pp")?,
+        vp: keys.count("vp")?,
+        dp: keys.count("dp")?,
+        copies: keys.count("copies")?,
+        layers: keys.get("layers").map(|value| numbers("layers", value, 1, WORLD_MAX)).transpose()?,
+        pad: keys.number("pad", 1)?.or(Some(PAD)).and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN),
+        numbering: keys.numbering()?,
+    };
+    topology.check()?;
+    topology.numbering.order = keys.order(topology.world())?;
+    Ok(topology)
+}
+
+/// Ranks that list each of a world's once.
+fn order(first: Rank, world: u32, value: &str) -> Result<Vec<Rank>, ParallelError> {
+    let listed = numbers("order", value, 0, u32::MAX)?;
+    let (found, expected) = (listed.len() as u64, u64::from(world));
     if found != expected {
         return Err(ParallelError::OrderLength { value: value.to_owned(), found, expected });
     }
-    let (first, last) = (topology.first.0, topology.first.0 + topology.world() - 1);
+    let (first, last) = (first.0, first.0 + world - 1);
     let mut seen = vec![false; listed.len()];
     for &rank in &listed {
         let wrong =
@@ -91,6 +131,11 @@ fn unsupported(what: String, supported: &str) -> ParallelError {
     ParallelError::TopologyUnsupported { what, supported: supported.to_owned() }
 }
 
+/// Numbers between dots.
+fn numbers(key: &str, value: &str, minimum: u32, maximum: u32) -> Result<Vec<u32>, ParallelError> {
+    value.split('.').map(|text| whole_number(key, text, minimum, maximum)).collect()
+}
+
 fn whole_number(key: &str, value: &str, minimum: u32, maximum: u32) -> Result<u32, ParallelError> {
     // `u32::from_str` alone would let a plus sign pass.
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
@@ -106,25 +151,35 @@ fn whole_number(key: &str, value: &str, minimum: u32, maximum: u32) -> Result<u3
 /// The keys of one text, each at most once.
 struct Keys<'a> {
     text: &'a str,
+    grammar: Grammar,
     given: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Keys<'a> {
+    fn read(text: &'a str, rest: Option<&'a str>, grammar: Grammar) -> Result<Self, ParallelError> {
+        let mut keys = Keys { text, grammar, given: Vec::new() };
+        for part in rest.into_iter().flat_map(|rest| rest.split(',')) {
+            keys.add(part)?;
+        }
+        Ok(keys)
+    }
+
     fn add(&mut self, part: &'a str) -> Result<(), ParallelError> {
+        let Grammar { engine, keys: known, later } = self.grammar;
         let (key, value) = part.split_once('=').ok_or_else(|| ParallelError::TopologyPart {
             part: part.to_owned(),
             text: self.text.to_owned(),
-            known: KEYS.to_owned(),
+            known: known.to_owned(),
         })?;
-        if KEYS_LATER.contains(&key) {
-            return Err(unsupported(format!("key {key}={value:?} of engine \"autotp\""), KEYS));
+        if later.contains(&key) {
+            return Err(unsupported(format!("key {key}={value:?} of engine {engine:?}"), known));
         }
-        if !KEYS.split(", ").any(|known| known == key) {
+        if !known.split(", ").any(|known| known == key) {
             return Err(ParallelError::KeyUnknown {
-                engine: "autotp".to_owned(),
+                engine: engine.to_owned(),
                 key: key.to_owned(),
                 value: value.to_owned(),
-                known: KEYS.to_owned(),
+                known: known.to_owned(),
             });
         }
         if let Some(first) = self.get(key) {
@@ -145,6 +200,16 @@ impl<'a> Keys<'a> {
 
     fn count(&self, key: &str) -> Result<NonZeroU32, ParallelError> {
         Ok(self.number(key, 1)?.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN))
+    }
+
+    /// The ranks in their own order.
+    fn numbering(&self) -> Result<Numbering, ParallelError> {
+        Ok(Numbering { first: Rank(self.number("first", 0)?.unwrap_or(0)), order: None })
+    }
+
+    fn order(&self, world: u32) -> Result<Option<Vec<Rank>>, ParallelError> {
+        let first = self.numbering()?.first;
+        self.get("order").map(|value| order(first, world, value)).transpose()
     }
 
     fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>, ParallelError> {

@@ -4,6 +4,7 @@
 
 mod casts;
 mod elements;
+mod engines;
 mod ground_truth;
 mod growth;
 mod memory;

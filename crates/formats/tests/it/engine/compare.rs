@@ -6,16 +6,19 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use reshard_formats::{
-    Checkpoint, CompareOptions, Comparison, Difference, Held, Kept, Silent, comparable_bytes, compare,
+    Checkpoint, CompareOptions, Comparison, Difference, FormatError, Held, Kept, Replicas, Silent,
+    comparable_bytes, compare,
 };
 use reshard_layout::strategies::layout_pairs;
 use reshard_layout::{Bytes, DType, Dims, Layout, LayoutBuilder, coordinate};
 
-use super::{checkpoint, elements, matrix, retyped};
+use super::{checkpoint, elements, matrix, opened, places, retyped, source_path};
 
 fn compared(first: &Checkpoint, second: &Checkpoint, exact: bool) -> Comparison {
     let threads = NonZeroUsize::new(2).unwrap();
-    let options = CompareOptions { exact, memory: Bytes(256 << 10), threads };
+    // Only the copy that is read is changed here.
+    let replicas = Replicas::First;
+    let options = CompareOptions { exact, memory: Bytes(256 << 10), threads, replicas };
     compare(first, second, &options, &Silent).unwrap()
 }
 
@@ -187,5 +190,32 @@ fn large_files_are_compared_by_sums_and_read_in_order() {
             bytes: Held { first: moved.clone(), second: old.clone() },
         };
         assert_eq!(compared(&first, &second, exact).differences, [expected]);
+    }
+}
+
+#[test]
+fn copies_of_one_side_that_differ_are_named_unless_one_is_trusted() {
+    let around = tempfile::tempdir().unwrap();
+    let layout = matrix("w", [4, 6], DType::F32, 0, 2, 2);
+    let good = weights(&around.path().join("good"), &layout);
+    let bad = around.path().join("bad");
+    drop(weights(&bad, &layout));
+    // The second copy of the second half: element [2, 1] is its second one.
+    let (rank, at) = places(&layout)[3];
+    let file = source_path(&bad, &Kept::Weights, rank);
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[at + 4] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let bad = opened(&bad, &[(Kept::Weights, layout)]);
+    for (first, second) in [(&good, &bad), (&bad, &good)] {
+        match compare(first, second, &CompareOptions::default(), &Silent) {
+            Err(FormatError::Replicas { path, fault }) => {
+                assert_eq!((path, fault.coordinate), (bad.root.clone(), vec![2, 1]));
+                assert_eq!(fault.second, file);
+            }
+            found => panic!("{found:?}"),
+        }
+        let trusting = CompareOptions { replicas: Replicas::First, ..CompareOptions::default() };
+        assert_eq!(compare(first, second, &trusting, &Silent).unwrap().differences, []);
     }
 }

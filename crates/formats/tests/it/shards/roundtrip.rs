@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use proptest::prelude::*;
 use reshard_formats::shards::{RankLayout, folder, open, recognise};
-use reshard_formats::{Format, safetensors as plain};
+use reshard_formats::{Checkpoint, Format, safetensors as plain};
 use safetensors::SafeTensors;
 
 use super::support::{TOPOLOGY, bytes, gathered, listed, rows_of, two_files, whole};
@@ -118,6 +118,12 @@ fn a_folder_is_recognised_and_opened_by_any_of_its_files() {
     assert_eq!(checkpoint.facts.metadata["topology"], TOPOLOGY);
     assert_eq!(checkpoint.files.len(), 2);
     assert_eq!(weights(&checkpoint).layout.world(), 2);
+    let found = Checkpoint::open(&file).unwrap();
+    assert_eq!(
+        (found.format, found.files.len()),
+        (Format::Shards, 2),
+        "never half of a model as a whole one"
+    );
     let other = folder_with(&[("model.safetensors".into(), crate::safetensors::support::file_of("{}", 0))]);
     assert!(!recognise(other.path()).unwrap());
     assert!(plain::open(other.path()).is_ok());

@@ -1,5 +1,6 @@
-//! ZeRO checkpoints put together by hand: JSON stands for the pickle, `{"tensor": [..], "first": n}` in it for a
-//! tensor of f32 that holds n, n + 1, ...
+//! ZeRO checkpoints put together by hand: JSON stands for the pickle, `{"tensor": shape, "values": [..]}` in it for a
+//! tensor of f32 with a storage of its own, `{"tensor": shape, "storage": n}` for one that is the n-th storage of the
+//! file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -90,6 +91,10 @@ fn node(builder: &mut PickleBuilder, storages: &mut Vec<(String, Contents)>, val
         }
         Value::Object(entries) if entries.contains_key("tensor") => {
             let shape: Vec<u64> = serde_json::from_value(entries["tensor"].clone()).unwrap();
+            if let Some(known) = entries.get("storage").and_then(Value::as_u64) {
+                let elements = shape.iter().product();
+                return builder.tensor(&known.to_string(), DType::F32, elements, 0, &shape);
+            }
             let values: Vec<u64> = serde_json::from_value(entries["values"].clone()).unwrap();
             let bytes: Vec<u8> = values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect();
             let key = storages.len().to_string();

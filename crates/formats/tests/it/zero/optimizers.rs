@@ -95,12 +95,32 @@ fn the_record_of_a_round_robin_is_known_to_be_that_before_dealing() {
     // Anything else is not that defect.
     record(&mut dealt, 1, &[("c", 0, 3), ("b", 4, 3)]);
     let error = dealt.refused().to_string();
-    assert!(error.contains("group 0 says that b is at Some((4, 3))"), "{error}");
+    assert!(error.contains("group 0 says that b is at 4, 3 elements long"), "{error}");
 
     let mut not_dealt = stage_1([0, 2, 1]);
     record(&mut not_dealt, 0, &[("a", 0, 5), ("b", 5, 4), ("c", 9, 1)]);
     let error = not_dealt.refused().to_string();
-    assert!(error.contains("group 0 says that c is at Some((9, 1)) (start, length), its place"), "{error}");
+    assert!(error.contains("group 0 says that c is at 9, 1 elements long, by param_shapes"), "{error}");
+}
+
+/// A tied weight is the parameter that the optimizer owns, also where its second name comes first in the module.
+#[test]
+fn what_is_trained_is_a_first_name() {
+    let mut made = stage_1([0, 1, 2]);
+    let module = &mut made.file("mp_rank_00_model_states.pt")["module"];
+    let mut tied = json!({"+tied": module["a"], "a": {"tensor": [5], "storage": 0}});
+    for name in ["b", "c"] {
+        tied[name] = module[name].take();
+    }
+    *module = tied;
+    let (opened, _folder) = made.opened();
+    let opened = opened.unwrap();
+    for part in opened.parts.values() {
+        assert_eq!(part.layout.parameters().map(|(_, one)| &one.name).collect::<Vec<_>>(), ["a", "b", "c"]);
+        let aliases = part.layout.aliases().map(|(name, of)| (name, part.layout.parameter(of).name.as_str()));
+        assert_eq!(aliases.collect::<Vec<_>>(), [("+tied", "a")]);
+    }
+    counts_up(&made, &Kept::Master, 0);
 }
 
 #[test]

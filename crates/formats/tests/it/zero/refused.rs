@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use reshard_formats::{FormatError, zero};
+use reshard_formats::{FormatError, Kept, zero};
 use reshard_layout::Kind;
 use serde_json::{Value, json};
 
@@ -87,6 +87,18 @@ fn shards_that_do_not_fit() {
         "sub_param_shard_widths": {"^w$": [[2, 2], [2, 0]]},
     });
     shards_refused(widths, Kind::Invalid, &["rank 0 has a shard of shape [3, 2]", "[4, 2]"]);
+    for (widths, words) in [
+        (json!([[2, 1], [1, 2]]), "is 3, expected 4 (the widths of a part add up to its extent)"),
+        (json!([[3, 3]]), "is 1, expected 2 (a list of widths a part)"),
+        (json!([[4], [2]]), "is 1, expected 2 (one width a tensor-parallel rank)"),
+    ] {
+        let info = json!({
+            "universal_checkpoint_version": 0.4,
+            "parameter_with_sub_params": [{"patterns": ["^w$"], "shape": [[4, 2], -1], "partition_dim": 0}],
+            "sub_param_shard_widths": {"^w$": widths},
+        });
+        shards_refused(info, Kind::Invalid, &["sub_param_shard_widths of w", words]);
+    }
     let huge = json!({
         "universal_checkpoint_version": 0.4,
         "parameter_with_sub_params": [{"patterns": ["^w$"], "shape": [1_u64 << 62, -1], "partition_dim": 0}],
@@ -138,6 +150,24 @@ fn another_number_of_files() {
 }
 
 #[test]
+fn a_stage_that_the_names_contradict() {
+    let mut made = checkpoint(vec![counting(&[3, 2], 0)], json!({}));
+    made.file("mp_rank_00_model_states.pt")["ds_config"] = json!({"zero_optimization": {"stage": 3}});
+    let words = ["mp_rank_00_model_states.pt", "stage is 3, expected 2", "as the names of the files say"];
+    says(&made.refused(), Kind::Invalid, &words);
+}
+
+/// No element, whatever the other axes say.
+#[test]
+fn huge_axes_beside_one_of_none() {
+    let shape = [1 << 46, 1 << 46, 0];
+    let (opened, _folder) = checkpoint(vec![numbers(&shape, &[])], json!({})).opened();
+    let weights = &opened.unwrap().parts[&Kept::Weights];
+    let shapes: Vec<&[u64]> = weights.layout.parameters().map(|(_, one)| &one.shape[..]).collect();
+    assert_eq!(shapes, [shape]);
+}
+
+#[test]
 fn files_of_stage_3_that_are_missing_or_too_many() {
     let without = |name: &str| {
         let folder = copied("zero_init");
@@ -179,7 +209,26 @@ fn files_of_two_steps() {
     says(&torn.refused(), Kind::Invalid, &["mp_rank_01", "global_steps is 8", "absent", "different steps"]);
     let mut torn = stage_1([0, 1, 2]);
     states(&mut torn, 1)["base_optimizer_state"]["state"]["0"]["step"] = json!(8);
-    says(&torn.refused(), Kind::Invalid, &["zero_pp_rank_1", "step is [Some(8.0)]", "[Some(7.0)]"]);
+    says(&torn.refused(), Kind::Invalid, &["zero_pp_rank_1", "step is 8,", "it is 7:"]);
+}
+
+/// A rank of the other group, all of whose files are of another step: each group agrees in itself.
+#[test]
+fn tensor_parallel_ranks_of_two_steps() {
+    let mut made = stage_1([0, 1, 2]);
+    let model = made.file("mp_rank_00_model_states.pt");
+    model["mp_world_size"] = json!(2);
+    model["universal_checkpoint_info"] =
+        json!({"universal_checkpoint_version": 0.4, "tp_replicated_parameter_patterns": ["^[abc]$"]});
+    let second = |name: &String| name.replace("mp_rank_00", "mp_rank_01");
+    let copies: Vec<_> = made.files.iter().map(|(name, value)| (second(name), value.clone())).collect();
+    made.files.extend(copies);
+    assert!(made.opened().0.is_ok());
+    for rank in 0..2 {
+        let file = made.file(&format!("zero_pp_rank_{rank}_mp_rank_01_optim_states.pt"));
+        file["optimizer_state_dict"]["base_optimizer_state"]["state"]["0"]["step"] = json!(8);
+    }
+    says(&made.refused(), Kind::Invalid, &["mp_rank_01_optim", "step is 8,", "mp_rank_00_optim", "it is 7:"]);
 }
 
 type Damage = fn(&mut Value);
