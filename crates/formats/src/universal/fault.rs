@@ -57,6 +57,18 @@ pub enum UniversalFault {
         /// The tensor's.
         found: Vec<u64>,
     },
+    /// A parameter of another step than the others.
+    #[error("the optimizer's step of {parameter} is {found}, that of {other} {expected}")]
+    Step {
+        /// The parameter.
+        parameter: String,
+        /// Its step.
+        found: f64,
+        /// The first one that says a step.
+        other: String,
+        /// Its step.
+        expected: f64,
+    },
     /// A name that cannot be the name of a folder.
     #[error("{parameter:?} cannot be the name of a folder")]
     Name {

@@ -22,7 +22,7 @@ use crate::checkpoint::{Checkpoint, Facts, Format, Part};
 use crate::error::FormatError;
 use crate::files::Files;
 use crate::kept::Kept;
-use crate::torch::{Tensor, TorchFile};
+use crate::torch::{Tensor, TorchFile, read_scalar};
 use crate::zero::files::named_folder;
 use crate::zero::write::LATEST_UNIVERSAL;
 use crate::zero::{Join, ModelStates, frozen, second_names};
@@ -41,7 +41,7 @@ pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
         Some(first) => Some(Model::open(&mut files, first)?),
         None => None,
     };
-    let mut reader = Reader { folder: &folder, model: model.as_ref(), files, root: &root };
+    let mut reader = Reader { folder: &folder, model: model.as_ref(), files, root: &root, step: None };
     let tensors = reader.tensors()?;
     let parts = reader.parts(&tensors)?;
     let facts = reader.facts(&parts)?;
@@ -98,6 +98,8 @@ struct Reader<'a> {
     model: Option<&'a Model>,
     files: Files,
     root: &'a Path,
+    /// The optimizer's step of the first parameter that says one.
+    step: Option<(String, f64)>,
 }
 
 impl Reader<'_> {
@@ -144,7 +146,26 @@ impl Reader<'_> {
             shape.get_or_insert_with(|| tensor.shape.clone());
             states.insert(state.clone(), tensor);
         }
+        if let Some(path) = paths.get(STEP) {
+            self.check_step(name, path)?;
+        }
         Ok(states)
+    }
+
+    /// All parameters are of one step, or files of two moments lie together.
+    fn check_step(&mut self, name: &str, path: &Path) -> Result<(), FormatError> {
+        let file = self.files.add(path)?;
+        let torch = TorchFile::open(&self.files, file)?;
+        let root = torch.pickle.root();
+        let tensor = torch.tensor(root)?;
+        let found = tensor.map(|tensor| read_scalar(&self.files, &tensor)).transpose()?.or(root.as_f64());
+        let Some(found) = found else { return Ok(()) };
+        let (other, expected) = self.step.get_or_insert_with(|| (name.to_owned(), found));
+        if *expected == found {
+            return Ok(());
+        }
+        let (parameter, other, expected) = (name.to_owned(), other.clone(), *expected);
+        Err(UniversalFault::Step { parameter, found, other, expected }.at(path))
     }
 
     /// Whether an optimizer owns a parameter. Where nothing says so, what has states is owned.

@@ -284,6 +284,27 @@ fn damaged_folders_are_refused_by_name() {
     );
 }
 
+/// Files of two moments in one folder.
+#[test]
+fn parameters_of_two_steps_are_refused() {
+    let (path, fault) = refused_as(|root| {
+        let mut builder = PickleBuilder::new();
+        let tensor = builder.tensor("0", DType::F32, 1, 0, &[]);
+        let storages = vec![("0".to_owned(), Contents::Known(7f32.to_le_bytes().to_vec()))];
+        let path = root.join("zero/up.weight/step.pt");
+        std::fs::remove_file(&path).unwrap();
+        let relative = "zero/up.weight/step.pt".into();
+        let (file, _) = torch_file(relative, "step", &builder.finish(tensor), storages).unwrap();
+        render(&file, root, &[]);
+    });
+    assert!(matches!(fault, UniversalFault::Step { .. }), "{fault}");
+    let text = fault.to_string();
+    assert!(
+        path.to_str().unwrap().ends_with("step.pt") && text.contains('7') && text.contains('2'),
+        "{text}"
+    );
+}
+
 /// Puts a tensor in place of a parameter's, flat and without a dictionary around it.
 fn put_flat(root: &Path, parameter: &str, elements: u16) {
     let bytes: Vec<u8> = (0..elements).flat_map(|element| f32::from(element).to_le_bytes()).collect();
