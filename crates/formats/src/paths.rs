@@ -14,6 +14,11 @@ pub(crate) fn stays_inside(path: impl AsRef<OsStr>) -> bool {
     bytes.split(|byte| *byte == b'/').all(is_part) && !bytes.contains(&0)
 }
 
+/// Whether a text is the name of one entry of a folder.
+pub(crate) fn is_name(text: &str) -> bool {
+    stays_inside(text) && !text.contains('/')
+}
+
 /// The folder that a file lies in: that of a bare name is the current one.
 pub(crate) fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
@@ -23,7 +28,7 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
 mod tests {
     use std::path::Path;
 
-    use super::{folder_of, stays_inside};
+    use super::{folder_of, is_name, stays_inside};
 
     #[test]
     fn a_bare_name_lies_in_the_current_folder() {
@@ -36,11 +41,13 @@ mod tests {
     fn a_path_goes_down_and_is_spelled_in_one_way() {
         for inside in ["a", "a/b", "...", "..a/b..", "a b", ".a", "\u{e4}/b"] {
             assert!(stays_inside(inside), "{inside:?}");
+            assert_eq!(is_name(inside), !inside.contains('/'), "{inside:?}");
         }
         for refused in
             ["", "/", "/a", "a/", "a//b", ".", "./a", "a/.", "..", "../a", "a/..", "a/../b", "a\0b"]
         {
             assert!(!stays_inside(refused), "{refused:?}");
+            assert!(!is_name(refused), "{refused:?}");
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::error::FormatError;
 use crate::files::FileId;
 use crate::kept::Kept;
 use crate::output::Output;
+use crate::paths::is_name;
 use crate::torch::TorchFile;
 use crate::zero::write::{
     LATEST_UNIVERSAL, OPTIMIZER_STATE, Origin, Record, Tree, UNIVERSAL_ENDING, file, text_file,
@@ -105,11 +106,7 @@ pub fn output(source: &Checkpoint, options: &UniversalOptions) -> Result<Output,
 
 /// Whether a name can be that of one folder.
 fn is_folder_name(name: &str) -> bool {
-    !name.is_empty()
-        && name.len() <= NAME_BYTES_MAX
-        && name != "."
-        && name != ".."
-        && !name.contains(['/', '\0'])
+    is_name(name) && name.len() <= NAME_BYTES_MAX
 }
 
 /// The extents of a parameter, with those of its parts along the axis on which they lie.

@@ -30,7 +30,7 @@ pub(crate) fn own(path: &str) -> PathBuf {
     Path::new(OWN).join(path)
 }
 
-/// How long a fuzz target runs: with eight of them a minute in all, or as long as `RESHARD_FUZZ_SECONDS` says.
+/// How long a fuzz target runs: with nine of them a good minute in all, or as long as `RESHARD_FUZZ_SECONDS` says.
 pub(crate) fn fuzz_time() -> Duration {
     let seconds = std::env::var("RESHARD_FUZZ_SECONDS").ok().map(|text| text.parse().unwrap());
     Duration::from_secs_f64(seconds.unwrap_or(7.5))

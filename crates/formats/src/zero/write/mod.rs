@@ -38,6 +38,7 @@ use crate::error::FormatError;
 use crate::files::FileId;
 use crate::kept::Kept;
 use crate::output::{Known, Output, TargetFile};
+use crate::paths::is_name;
 use model::BufferSpec;
 use optimizer::Flats;
 use part::PartDraft;
@@ -155,7 +156,7 @@ fn assemble(
 
 /// Whether a tag can be the name of the folder of a checkpoint.
 pub(crate) fn is_folder_name(tag: &str) -> bool {
-    !tag.is_empty() && tag != "." && tag != ".." && !tag.contains(['/', '\\', '\0', '\n'])
+    is_name(tag) && !tag.contains(['\\', '\n'])
 }
 
 struct Writer<'a, 'r> {

@@ -3,16 +3,13 @@
 //! `cargo bolero test universal::fuzz::objects` runs an engine that learns, for as long as one likes.
 
 use std::path::Path;
-use std::time::Duration;
 
 use reshard_formats::universal::{self, ForStage, UniversalOptions};
 
 use super::written;
 use crate::converted::names;
-use crate::support::{own, scratch};
+use crate::support::{fuzz_time, own, scratch};
 use crate::zero::fuzz::{Seed, seed, write};
-
-const SECONDS: u64 = 5;
 
 fn seeds(folder: &Path) -> Vec<Seed> {
     let files = names(folder).into_iter().filter(|name| name.ends_with(".pt"));
@@ -40,7 +37,7 @@ fn objects() {
     bolero::check!()
         .with_type::<(u8, u8, Vec<(u16, u8, i64)>)>()
         .with_max_len(256)
-        .with_test_time(Duration::from_secs(SECONDS))
+        .with_test_time(fuzz_time())
         .for_each(|(stage, file, changes)| {
             let for_stage = stages[usize::from(*stage) % stages.len()];
             let seed = &seeds[usize::from(*file) % seeds.len()];
